@@ -14,7 +14,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from captioner import __version__
 from captioner.cli import VERBS, main
-from captioner_training.prepare.sources import KINDS
+from captioner_training.commands.prepare import KINDS
 
 # The source folder is the repository, so that links work on the site and in the repository.
 root_doc = "docs/index"

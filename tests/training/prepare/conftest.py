@@ -19,7 +19,6 @@ from captioner.shared.files import file_digest
 from captioner_training.data.scenes import draw_scene
 from captioner_training.prepare import coco
 from captioner_training.prepare.columns import Columns
-from captioner_training.prepare.listing import Request
 from captioner_training.prepare.selection import SourceData
 from captioner_training.prepare.sources import read_source
 from captioner_training.prepare.splits import Fractions
@@ -50,8 +49,8 @@ def read(
     if "--images" in paths:
         at = paths.index("--images")
         paths, images = paths[:at], paths[at + 1 :]
-    request = Request(paths=paths, images=images, columns=columns or Columns())
-    return read_source(kind, request, fractions=Fractions(**shares) if shares else None)
+    fractions = Fractions(**shares) if shares else None
+    return read_source(kind, paths, images=images, columns=columns, fractions=fractions)
 
 
 def names_of(data: SourceData) -> list[str]:

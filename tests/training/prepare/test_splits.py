@@ -15,8 +15,14 @@ from hypothesis import strategies as st
 
 from captioner import ConfigError
 from captioner_training.prepare import files as files_module
-from captioner_training.prepare.files import ImageFiles, Location, equal_images, read_location
-from captioner_training.prepare.listing import ListedImage, Problems
+from captioner_training.prepare.files import (
+    ImageFiles,
+    Location,
+    SourceImage,
+    equal_images,
+    read_location,
+)
+from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.selection import select
 from captioner_training.prepare.splits import Fractions
 from tests.properties import FEW
@@ -53,8 +59,8 @@ def test_adding_a_photo_never_moves_another(tmp_path: Path, fractions: Fractions
     assert {*earlier.values()} == {"train", "val", *(["test"] if fractions else [])}
 
 
-def listed(*names: str, split: str | None = None) -> list[ListedImage]:
-    return [ListedImage(id=n, file_name=n, captions=("a",), split=split) for n in names]
+def listed(*names: str, split: str | None = None) -> list[SourceImage]:
+    return [SourceImage(id=n, file_name=n, captions=("a",), split=split or "") for n in names]
 
 
 @FEW

@@ -13,7 +13,7 @@ import pytest
 
 from captioner import CaptionerError, ConfigError, DataError
 from captioner_training.prepare.columns import Columns
-from captioner_training.prepare.listing import Problems
+from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.tables import read_caption_file
 
 Captions = dict[str, tuple[str, ...]]
@@ -130,8 +130,8 @@ def test_tables_that_cannot_be_read(
     ("column", "cells", "splits"),
     [
         ("Subset", ("Train", "dev"), ("Train", "dev")),
-        ("set", ("winter", "test"), (None, None)),
-        ("part", ("train", "test"), (None, None)),
+        ("set", ("winter", "test"), ("", "")),
+        ("part", ("train", "test"), ("", "")),
         ("split", ("1st", "2nd"), ("1st", "2nd")),
     ],
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from captioner.shared.paths import expanded
 from captioner_training.prepare.columns import Columns
-from captioner_training.prepare.listing import Request
-from captioner_training.prepare.sources import KINDS, Kind, read_source
+from captioner_training.prepare.sources import read_source
 
 if TYPE_CHECKING:
     from captioner_training.data.manifest import Manifest
@@ -27,6 +26,51 @@ EXAMPLES = """examples:
 'captioner prepare KIND --help' lists the options of a kind. If the data has problems, all are
 reported and nothing is prepared; --skip-bad leaves them out. The same command resumes after an
 interruption. The path of the folder is printed on standard output."""
+
+
+class _Kind(NamedTuple):
+    """Help of a kind of data set."""
+
+    summary: str
+    example: str
+    metavar: str = "FILE"
+    help: str | None = None
+
+
+KINDS = {
+    "folder": _Kind(
+        "photos with captions beside them (photo.jpg, photo.txt)",
+        "folder photos --to ~/mine --val 0.05 --test 0.05",
+        "FOLDER",
+        "folder with photos and a .txt or .caption file for each (one caption per line), with "
+        "photos and a table of captions, with Parquet files or with WebDataset shards; or tar or "
+        "zip files of photos",
+    ),
+    "csv": _Kind(
+        "a text table with one row per caption",
+        "csv captions.csv --images photos --to ~/mine",
+        help="text tables with a header, and .token files",
+    ),
+    "xlsx": _Kind(
+        "the first sheet of a workbook, one row per caption",
+        "xlsx captions.xlsx --images photos --to ~/mine",
+    ),
+    "jsonl": _Kind(
+        "a file with one JSON object per line",
+        "jsonl metadata.jsonl --image-column file_name --caption-column text --to ~/mine",
+    ),
+    "parquet": _Kind(
+        "Parquet tables, one row per caption or image, with the images inside or elsewhere",
+        "parquet data/train-*.parquet data/test-*.parquet --to ~/mine",
+    ),
+    "coco-json": _Kind(
+        "captions in COCO's or Karpathy's json format",
+        "coco-json train=train.json val=val.json --images photos --to ~/mine",
+        "[SPLIT=]FILE",
+        "json files in COCO's or Karpathy's format",
+    ),
+}
+_WITHOUT_COLUMNS = ("folder", "coco-json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_common(coco)
     for name, kind in KINDS.items():
         subparser = add_kind(name, kind.summary, kind.example)
-        _add_source(subparser, kind)
+        _add_source(subparser, name, kind)
         _add_common(subparser)
 
 
@@ -61,16 +105,16 @@ def _add_coco(parser: argparse.ArgumentParser) -> None:
     add("--mirror", metavar="URL", help="download the files from this address instead")
 
 
-def _add_source(parser: argparse.ArgumentParser, kind: Kind) -> None:
+def _add_source(parser: argparse.ArgumentParser, name: str, kind: _Kind) -> None:
     add = parser.add_argument
     add("paths", metavar=kind.metavar, nargs="+", help=kind.help)
-    if kind.has_columns:
+    if name not in _WITHOUT_COLUMNS:
         add("--image-column", metavar="NAME", help="column of file names; default: by its name")
         add("--caption-column", metavar="NAME", action="append", default=[],
             help="column of captions or of lists of captions; may be repeated; "
             "default: by its name")  # fmt: skip
         add("--split-column", metavar="NAME", help="default: by its name, if there is one")
-    if kind.has_images:
+    if name != "folder":
         add("--images", nargs="+", default=[], metavar="PLACE",
             help="folders, tar or zip files, or globs of them; default: "
             "the folder of FILE")  # fmt: skip
@@ -142,14 +186,18 @@ def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest
     shares = {name: getattr(arguments, name) for name in ("val", "test")}
     given = {name: share for name, share in shares.items() if share is not None}
     columns = Columns()
-    if KINDS[arguments.kind].has_columns:
+    if arguments.kind not in _WITHOUT_COLUMNS:
         columns = Columns(
             image=arguments.image_column,
             captions=tuple(arguments.caption_column),
             split=arguments.split_column,
         )
-    images = getattr(arguments, "images", ())
-    request = Request(paths=arguments.paths, images=images, columns=columns)
-    data = read_source(arguments.kind, request, fractions=Fractions(**given) if given else None)
+    data = read_source(
+        arguments.kind,
+        arguments.paths,
+        images=getattr(arguments, "images", ()),
+        columns=columns,
+        fractions=Fractions(**given) if given else None,
+    )
     with claim_folder(options.to) as work:
         return assemble(data, options, work)

@@ -39,8 +39,9 @@ from captioner_training.data.manifest import (
     StoredFile,
     is_prepared,
 )
-from captioner_training.prepare.listing import PROBLEMS_FILE
-from captioner_training.prepare.selection import SelectedImage, SourceData
+from captioner_training.prepare.files import SourceImage
+from captioner_training.prepare.problems import PROBLEMS_FILE
+from captioner_training.prepare.selection import SourceData
 from captioner_training.prepare.shards import (
     Plan,
     is_written,
@@ -134,7 +135,7 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
     if finished := find_finished(options, source=data.source, fingerprint=fingerprint):
         return finished
     _write_shards(plans, options, work)
-    rows = {image.file_name: image.row for image in data.images}
+    rows = {image.file_name: image.row() for image in data.images}
     for plan in plans:
         for image, problem in read_shard_record(work, plan).corrupt.items():
             problems.add("corrupt image", problem, file=image, row=rows.get(image, ""))
@@ -173,8 +174,8 @@ def assemble(data: SourceData, options: Options, work: Path) -> Manifest:
     return manifest
 
 
-def _plans(images: Sequence[SelectedImage], options: Options) -> Iterator[Plan]:
-    splits: dict[str, list[SelectedImage]] = defaultdict(list)
+def _plans(images: Sequence[SourceImage], options: Options) -> Iterator[Plan]:
+    splits: dict[str, list[SourceImage]] = defaultdict(list)
     for image in images:
         splits[image.split].append(image)
     for split in sorted(splits, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):

@@ -22,8 +22,8 @@ from captioner_training.prepare.assembly import (
     find_finished,
 )
 from captioner_training.prepare.download import fetch
-from captioner_training.prepare.files import ImageFiles
-from captioner_training.prepare.listing import ListedImage, Problems
+from captioner_training.prepare.files import ImageFiles, SourceImage
+from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.selection import SourceData, select
 from captioner_training.prepare.tables import coco_images
 
@@ -107,7 +107,7 @@ def _read(paths: Mapping[str, Path], source: dict[str, Any]) -> SourceData:
     problems = Problems()
     year = source["year"]
     chosen = _karpathy_splits(paths[_KARPATHY_FILE]) if _KARPATHY_FILE in paths else None
-    listed: list[ListedImage] = []
+    listed: list[SourceImage] = []
     for split in ("train", "val"):
         member = f"captions_{split}{year}.json"
         content = _read_member(paths[f"annotations_trainval{year}.zip"], member)
@@ -125,8 +125,8 @@ def _read(paths: Mapping[str, Path], source: dict[str, Any]) -> SourceData:
 
 
 def _split_anew(
-    listed: Sequence[ListedImage], chosen: Mapping[int, str], problems: Problems
-) -> list[ListedImage]:
+    listed: Sequence[SourceImage], chosen: Mapping[int, str], problems: Problems
+) -> list[SourceImage]:
     kept = {
         image.id: image._replace(split=chosen[image.id])
         for image in listed

@@ -55,11 +55,40 @@ class Location(NamedTuple):
         return self.member is not None
 
 
+UNKNOWN = Location("", 0, 0, None, 0)
+"""The location of an image before its file is searched."""
+
+
 class Found(NamedTuple):
     """An original image: its path in its folder or archive, and where its bytes are."""
 
     name: str
     location: Location
+
+
+class SourceImage(NamedTuple):
+    """An image and its captions, as a table, a JSON file or a folder lists them.
+
+    split: "" if the data set names none.
+    rows: the place of each caption in its file, such as "line 3".
+    location: UNKNOWN if the image is to be searched by its name.
+    """
+
+    id: int | str
+    file_name: str
+    captions: tuple[str, ...]
+    split: str = ""
+    licence: str | None = None
+    rows: tuple[str, ...] = ()
+    location: Location = UNKNOWN
+
+    def row(self, caption: int = 0) -> str:
+        """Return the place of a caption in its file; "" if unknown."""
+        return self.rows[caption] if caption < len(self.rows) else ""
+
+    def identity(self) -> tuple[object, ...]:
+        """Return the values that decide the stored bytes, without the path: folders may move."""
+        return self.id, self.file_name, self.captions, self.licence, *self.location[1:]
 
 
 def read_location(location: Location) -> bytes:
@@ -212,14 +241,13 @@ class ImageFiles:
     """Finds images by the names that a data set has for them.
 
     Args:
-        places: folders (with the archives in them), tar files, zip files, or globs of them.
-        links: follow links that lead out of the places. Leave this off for a downloaded table,
-            which could name private photos. Names with `..` may never lead out.
+        places: folders (with the archives in them), tar files, zip files, or globs of them. Links
+            and `..` may not lead out of them, because a downloaded table could name private photos.
 
     Raises DataError: a place does not exist, or an archive is damaged.
     """
 
-    def __init__(self, places: Iterable[str | os.PathLike[str]], *, links: bool = False) -> None:
+    def __init__(self, places: Iterable[str | os.PathLike[str]]) -> None:
         self._folders: list[Path] = []
         self._archives: list[Path] = []
         for place in places:
@@ -237,8 +265,7 @@ class ImageFiles:
                 else:
                     self._archives.append(path)
         self._members = [member for archive in self._archives for member in members(archive)]
-        resolved: Callable[[Path], str] = os.path.abspath if links else os.path.realpath
-        self._resolved = lru_cache(resolved)  # many images share a folder
+        self._resolved = lru_cache(os.path.realpath)  # many images share a folder
         self._roots = [self._resolved(folder) for folder in self._folders]
 
     def split_of(self, image: Found) -> str | None:
@@ -255,7 +282,7 @@ class ImageFiles:
             return None
         return next(filter(None, (split_named(folder.name) for folder in parents)), None)
 
-    def find(self, name: str, split: str | None = None) -> Found | None:
+    def find(self, name: str, split: str = "") -> Found | None:
         """Return the image with this path, or else the only one whose name is as similar.
 
         In this order: the path, also without a suffix; then the base name in any folder, also
@@ -300,18 +327,23 @@ class ImageFiles:
         return images
 
     def _loose(self, path: Path) -> Location | None:
-        try:
-            status = path.stat()
-        except (OSError, ValueError):  # ValueError: a name with NUL
-            return None
-        if not stat.S_ISREG(status.st_mode) or not self._is_inside(path):
-            return None
-        return Location(str(path), 0, status.st_size, None, status.st_mtime_ns)
+        location = loose_file(path)
+        return location if location and self._is_inside(path) else None
 
     def _is_inside(self, path: Path) -> bool:
         """Whether a file is in one of the folders, after resolving `..` and links."""
         folder = Path(self._resolved(path) if path.is_symlink() else path).parent
         return any(Path(self._resolved(folder)).is_relative_to(root) for root in self._roots)
+
+
+def loose_file(path: Path) -> Location | None:
+    """Return the location of a file, or None if there is no regular file."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # ValueError: a name with NUL
+        return None
+    is_file = stat.S_ISREG(status.st_mode)
+    return Location(str(path), 0, status.st_size, None, status.st_mtime_ns) if is_file else None
 
 
 def _images(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from captioner.errors import ConfigError, DataError
-from captioner.photos.formats import IMAGE_SUFFIXES
 from captioner.shared.paths import expanded, is_system_folder
 from captioner.shared.tables import split_lines
 from captioner_training.prepare.columns import Columns, cell_captions
@@ -19,22 +18,17 @@ from captioner_training.prepare.files import (
     ARCHIVES,
     Found,
     Location,
+    SourceImage,
     casefold_path,
     image_suffix,
+    loose_file,
     members,
     read_location,
     to_posix,
     walk,
 )
-from captioner_training.prepare.listing import (
-    ListedImage,
-    Listing,
-    Problems,
-    Request,
-    common_folder,
-    read_text,
-)
-from captioner_training.prepare.splits import split_of_file
+from captioner_training.prepare.problems import Problems, read_text
+from captioner_training.prepare.splits import common_folder, split_of_file
 from captioner_training.prepare.tables import CAPTION_TABLES, read_tables
 
 _SIDECARS = (".txt", ".caption")
@@ -44,15 +38,15 @@ _FIRST = 20  # members of an archive that may show that it has captions
 _LARGEST_TEXT = 1 << 20  # bytes of a caption file in an archive
 
 
-def list_folder(request: Request, problems: Problems) -> Listing:
-    """Read a folder, or archives of photos with captions beside them.
+def list_folder(names: Sequence[str], problems: Problems) -> tuple[list[SourceImage], list[Path]]:
+    """Return the images of a folder or of archives, and the folders to search them in.
 
     The first layout that fits is used: Hugging Face's metadata tables; captions beside photos
     (photo.jpg, photo.txt); WebDataset shards; Parquet files; another table of captions.
     """
-    paths = [expanded(path) for path in request.paths]
+    paths = list(map(expanded, names))
     if all(path.suffix.lower() in ARCHIVES for path in paths):
-        return Listing(images=_read_shards(paths, common_folder(paths), problems), places=[])
+        return _read_shards(paths, common_folder(paths), problems), []
     if len(paths) > 1:
         raise ConfigError("name either one folder, or tar or zip files")
     folder = paths[0]
@@ -61,19 +55,20 @@ def list_folder(request: Request, problems: Problems) -> Listing:
     texts = {path for path in files if path.suffix.lower() in _SIDECARS}
     tables = [path for path in files if path.suffix.lower() in CAPTION_TABLES]
     if metadata := [path for path in tables if path.stem.lower() == "metadata"]:
-        return _tables_in(folder, metadata, problems)
+        return _tables_in(folder, metadata, problems), [folder]
     if any(path in texts for photo in photos for path in _beside(photo)):
-        return _list_sidecars(photos, files, folder, problems)
+        return _list_sidecars(photos, texts, folder, problems), [folder]
     parquet = [path for path in tables if path.suffix.lower() == ".parquet"]
     has_splits = len(tables) > 1 and all(split_of_file(path, folder) for path in tables)
     named = [path for path in texts if path.name.lower().endswith(("captions.txt", "token.txt"))]
     if shards := [path for path in files if path.suffix.lower() == ".tar" and _has_captions(path)]:
-        return Listing(images=_read_shards(shards, folder, problems), places=[])
+        return _read_shards(shards, folder, problems), []
     if tables := parquet or [*tables, *([] if has_splits else named)]:
-        return _tables_in(folder, tables, problems)
+        return _tables_in(folder, tables, problems), [folder]
     if photos:
-        return _list_sidecars(photos, files, folder, problems)
-    raise DataError(f"{folder} has no photos; it has {_count_suffixes(files, ())}")
+        return _list_sidecars(photos, texts, folder, problems), [folder]
+    suffixes = {path.suffix.lower() or "without a suffix" for path in files}
+    raise DataError(f"{folder} has no photos; it has files {', '.join(sorted(suffixes)[:_FIRST])}")
 
 
 def _files_below(folder: Path, problems: Problems) -> list[Path]:
@@ -91,7 +86,7 @@ def _files_below(folder: Path, problems: Problems) -> list[Path]:
     return files
 
 
-def _tables_in(folder: Path, tables: Sequence[Path], problems: Problems) -> Listing:
+def _tables_in(folder: Path, tables: Sequence[Path], problems: Problems) -> list[SourceImage]:
     """Read the tables in a folder. Photo names are relative to the folder of their table."""
     are_parts = all(
         path.stem.lower() == "metadata"
@@ -108,28 +103,19 @@ def _tables_in(folder: Path, tables: Sequence[Path], problems: Problems) -> List
     listed = []
     for table in tables:
         try:
-            images = read_tables([(None, table)], folder, Columns(), problems)
+            images = read_tables([("", table)], folder, Columns(), problems)
         except ConfigError as error:
             raise ConfigError(
                 f"{error} (options of `captioner prepare csv {table} --images {folder}`)"
             ) from error
         for image in images:
-            if not image.location:
+            if not image.location.path:
                 below = table.parent.relative_to(folder)
                 name = (below / to_posix(image.file_name)).as_posix()
                 has_id = image.id != image.file_name
                 image = image._replace(id=image.id if has_id else name, file_name=name)
             listed.append(image)
-    return Listing(images=listed, places=[folder])
-
-
-def _count_suffixes(files: Sequence[Path], ignored: Sequence[str]) -> str:
-    suffixes = Counter(path.suffix.lower() for path in files)
-    return ", ".join(
-        f"{count:,} {suffix or 'without a suffix'}"
-        for suffix, count in suffixes.most_common()
-        if suffix not in ignored
-    )
+    return listed
 
 
 def _beside(image: Path) -> list[Path]:
@@ -138,12 +124,9 @@ def _beside(image: Path) -> list[Path]:
 
 
 def _list_sidecars(
-    photos: Sequence[Path], files: Sequence[Path], folder: Path, problems: Problems
-) -> Listing:
+    photos: Sequence[Path], texts: Set[Path], folder: Path, problems: Problems
+) -> list[SourceImage]:
     """Read photos with captions beside them: photo.jpg and photo.txt, one caption per line."""
-    if unused := _count_suffixes(files, (*IMAGE_SUFFIXES, *_SIDECARS)):
-        problems.note(f"unused files: {unused}")
-    texts = {path for path in files if path.suffix.lower() in _SIDECARS}
     beside = {photo: _beside(photo) for photo in photos}
     used = {path for paths in beside.values() for path in paths} & texts
     # If a photo has no text of its exact name, the name may differ in case or Unicode form.
@@ -159,11 +142,14 @@ def _list_sidecars(
         ]
         if None not in captions:  # an empty file is an empty caption
             lines = tuple(line for lines in captions for line in lines or [""])
-            listed.append(ListedImage(id=name, file_name=name, captions=lines))
+            image = SourceImage(id=name, file_name=name, captions=lines)
+            if location := loose_file(photo):
+                image = image._replace(location=location)
+            listed.append(image)
     for sidecar in sorted(texts - used):
         if not sidecar.stem.lower().startswith(_NO_CAPTIONS):
             problems.add("caption of an unknown image", sidecar.relative_to(folder).as_posix())
-    return Listing(images=listed, places=[folder], has_table=False)
+    return listed
 
 
 def _caption_lines(source: Path | bytes, name: str, problems: Problems) -> list[str] | None:
@@ -191,7 +177,7 @@ def _split_name(name: str) -> tuple[str, str]:
     return (f"{folder}/{key}" if folder else key), f"{dot}{suffix}".lower()
 
 
-def _read_shards(paths: Sequence[Path], top: Path, problems: Problems) -> list[ListedImage]:
+def _read_shards(paths: Sequence[Path], top: Path, problems: Problems) -> list[SourceImage]:
     """Read archives below the folder `top` with captions beside the photos.
 
     The captions of KEY.jpg are in KEY.txt, KEY.caption or KEY.json, as img2dataset writes them. A
@@ -216,11 +202,11 @@ def _read_shards(paths: Sequence[Path], top: Path, problems: Problems) -> list[L
             captions, named = _captions_in(texts[key], f"{path.name}/{key}", problems)
             name = (prefix / photo.name).as_posix()
             listed.append(
-                ListedImage(
+                SourceImage(
                     id=name,
                     file_name=name,
                     captions=tuple(captions),
-                    split=named or split,
+                    split=named or split or "",
                     rows=(f"{path.name}/{key}",) * len(captions),
                     location=photo.location,
                 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from captioner.errors import DataError
 from captioner_training.prepare.files import (
     Found,
     ImageFiles,
-    Location,
+    SourceImage,
     base_name,
     casefold_path,
     equal_images,
@@ -20,61 +20,29 @@ from captioner_training.prepare.files import (
     to_nfc,
     to_posix,
 )
-from captioner_training.prepare.listing import (
-    ListedImage,
-    Problems,
-    clean_caption,
-    has_word,
-    valid_text,
-)
-from captioner_training.prepare.splits import (
-    Fractions,
-    keep_rank,
-    split_in_folders,
-    split_named,
-)
-
-_OTHER_NAMES = "images found by another name"
-_TWO_SPLITS = "copies in two splits, left out of one"
-_OUTSIDE = "photos outside any split, left out"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SelectedImage:
-    """An image with its location, captions and split."""
-
-    id: int | str
-    file_name: str
-    location: Location
-    captions: tuple[str, ...]
-    split: str
-    licence: str | None
-    row: str = ""  # the place of its first caption
-
-    def identity(self) -> tuple[object, ...]:
-        """Return the values that decide the stored bytes, without the path: folders may move."""
-        return self.id, self.file_name, self.captions, self.licence, *self.location[1:]
+from captioner_training.prepare.problems import Problems, clean_caption, valid_text
+from captioner_training.prepare.splits import Fractions, keep_rank, split_in_folders, split_named
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceData:
-    """A data set to prepare."""
+    """A data set to prepare. Its images have locations and splits."""
 
     name: str
-    images: list[SelectedImage]
+    images: list[SourceImage]
     problems: Problems
     source: dict[str, Any]  # kind and options, for the manifest
     licence: str | None = None
 
 
 def select(
-    listed: Iterable[ListedImage],
+    listed: Iterable[SourceImage],
     files: ImageFiles,
     problems: Problems,
     *,
     fractions: Fractions | None = None,
-) -> tuple[list[SelectedImage], str]:
-    """Return the usable images of a data set, in the order of `listed`.
+) -> tuple[list[SourceImage], str]:
+    """Return the usable images of a data set with locations and splits, in the order of `listed`.
 
     Splits of the data set are kept. Copies of a photo are in one split.
 
@@ -88,42 +56,36 @@ def select(
     Returns the images, and whether their splits are "as in the data" or "drawn".
     """
     images = list(_unique(listed, problems))
-    originals = _find(images, files, problems)
-    for at, original in originals.items():
-        images[at] = _named_by_place(images[at], original, files)
-    places = [*originals]
+    found = _find(images, files, problems)
+    for at, place in found.items():
+        split = images[at].split or _split_in_name(images[at].file_name) or files.split_of(place)
+        images[at] = images[at]._replace(location=place.location, split=split or "")
+    places = [*found]
     groups = [
         [places[index] for index in group]
-        for group in equal_images([original.location for original in originals.values()])
+        for group in equal_images([place.location for place in found.values()])
     ]
-    splits, split_from = _assign(images, originals, groups, fractions)
-    selected: dict[int, SelectedImage] = {}
+    split_from = _assign(images, found, groups, fractions)
+    selected: dict[int, SourceImage] = {}
     for at, image in enumerate(images):
-        split = splits[at]
-        if at in originals and split is None:
-            problems.note(_OUTSIDE, image.file_name, file=image.file_name, row=image.row())
+        if at in found and not image.split:
+            kind = "photos outside any split, left out"
+            problems.note(kind, image.file_name, file=image.file_name, row=image.row())
             continue
         image = _with_words(image, problems)
-        if at in originals and split is not None and image.captions:
-            selected[at] = SelectedImage(
-                id=image.id if isinstance(image.id, int) else valid_text(image.id),
-                file_name=valid_text(image.file_name),
-                location=originals[at].location,
-                captions=image.captions,
-                split=split,
-                licence=image.licence,
-                row=image.row(),
-            )
+        if at in found and image.captions:
+            key = image.id if isinstance(image.id, int) else valid_text(image.id)
+            selected[at] = image._replace(id=key, file_name=valid_text(image.file_name))
     _keep_copies_together(selected, groups, problems)
     return _merge(selected.values()), split_from
 
 
-def _unique(listed: Iterable[ListedImage], problems: Problems) -> Iterator[ListedImage]:
+def _unique(listed: Iterable[SourceImage], problems: Problems) -> Iterator[SourceImage]:
     """Yield images with standard split names.
 
     An id that occurs again in the same split is noted and left out.
     """
-    ids: set[tuple[str | None, int | str]] = set()
+    ids: set[tuple[str, int | str]] = set()
     for image in listed:
         split = image.split and _split_name(image.split, image.file_name)
         if (split, image.id) in ids:
@@ -141,17 +103,15 @@ def _split_name(name: str, file_name: str) -> str:
     return standard
 
 
-def _named_by_place(image: ListedImage, found: Found, files: ImageFiles) -> ListedImage:
-    """If an image has no split, look for one in the name of its folder or archive."""
-    name = to_posix(image.file_name)
-    in_name = None if name.startswith("/") else split_in_folders(name)
-    return image._replace(split=image.split or in_name or files.split_of(found))
+def _split_in_name(file_name: str) -> str | None:
+    name = to_posix(file_name)
+    return None if name.startswith("/") else split_in_folders(name)
 
 
-def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
+def _with_words(image: SourceImage, problems: Problems) -> SourceImage:
     """Return an image with clean captions; report captions without words."""
     captions = [clean_caption(caption) for caption in image.captions]
-    worded = [at for at, caption in enumerate(captions) if has_word(caption)]
+    worded = [at for at, caption in enumerate(captions) if any(map(str.isalnum, caption))]
     if not captions:
         problems.add("image without caption", image.file_name, row=image.row())
     for at in sorted({*range(len(captions))} - {*worded}):
@@ -162,20 +122,20 @@ def _with_words(image: ListedImage, problems: Problems) -> ListedImage:
     )
 
 
-def _find(images: Sequence[ListedImage], files: ImageFiles, problems: Problems) -> dict[int, Found]:
+def _find(images: Sequence[SourceImage], files: ImageFiles, problems: Problems) -> dict[int, Found]:
     """Find images by name, by position; report missing images and note other names."""
     found = {
         at: place
         for at, image in enumerate(images)
         if (
             place := Found(image.file_name, image.location)
-            if image.location
+            if image.location.path
             else files.find(image.file_name, image.split)
         )
     }
     names = {(to_nfc(images[at].file_name), place.location) for at, place in found.items()}
     claims = Counter(location for _, location in names)
-    reported: set[tuple[str, str | None]] = set()
+    reported: set[tuple[str, str]] = set()
     for at, image in enumerate(images):
         name, original = image.file_name, found.get(at)
         # A match in another folder is a guess. It is dropped if two names match the same image.
@@ -189,7 +149,7 @@ def _find(images: Sequence[ListedImage], files: ImageFiles, problems: Problems) 
             problems.add("missing image", name, row=image.row())
         elif to_nfc(base_name(original.name)) != to_nfc(base_name(name)):
             found_as = f"{name} is {original.name}"
-            problems.note(_OTHER_NAMES, found_as, file=name, row=image.row())
+            problems.note("images found by another name", found_as, file=name, row=image.row())
     return found
 
 
@@ -200,30 +160,28 @@ def _is_moved(name: str, found: str) -> bool:
 
 
 def _assign(
-    images: Sequence[ListedImage],
-    originals: Mapping[int, Found],
+    images: list[SourceImage],
+    found: Mapping[int, Found],
     groups: Sequence[Sequence[int]],
     fractions: Fractions | None,
-) -> tuple[list[str | None], str]:
-    """Return the split of each image (None: leave it out), and the origin of the splits."""
-    splits: list[str | None] = [image.split for image in images]
-    is_split, split_from = any(splits[at] for at in originals), "as in the data"
+) -> str:
+    """Give splits to images, but not to those to leave out; return the origin of the splits."""
+    has_splits, split_from = any(images[at].split for at in found), "as in the data"
     for group in groups:
-        named = sorted({splits[index] or "" for index in group} - {""}, key=keep_rank)
-        for index in group:
-            if named and images[index].captions:
-                splits[index] = splits[index] or named[0]
-    if fractions or not is_split:
+        named = min({images[at].split for at in group} - {""}, key=keep_rank, default="")
+        for at in group:
+            if images[at].captions and not images[at].split:
+                images[at] = images[at]._replace(split=named)
+    if fractions or not has_splits:
         fractions = fractions or Fractions()
-        pool = [group for group in groups if {splits[index] for index in group} <= {None, "train"}]
+        pool = [group for group in groups if {images[at].split for at in group} <= {"", "train"}]
         for group in pool:
-            split = fractions.draw(_content(originals[group[0]]))
-            for index in group:
-                splits[index] = split
-        drawn = f"drawn, {fractions}"
-        is_rest = is_split and len(pool) < len(groups)
-        split_from = f"{split_from}; rest {drawn}" if is_rest else drawn
-    return splits, split_from
+            split = fractions.draw(_content(found[group[0]]))
+            for at in group:
+                images[at] = images[at]._replace(split=split)
+        is_rest = has_splits and len(pool) < len(groups)
+        split_from = f"{'as in the data; rest ' * is_rest}drawn, {fractions}"
+    return split_from
 
 
 def _content(found: Found) -> bytes:
@@ -235,30 +193,28 @@ def _content(found: Found) -> bytes:
 
 
 def _keep_copies_together(
-    selected: dict[int, SelectedImage], groups: Sequence[Sequence[int]], problems: Problems
+    selected: dict[int, SourceImage], groups: Sequence[Sequence[int]], problems: Problems
 ) -> None:
     """Leave out and note copies of a photo in all splits but one, the first by `keep_rank`."""
     for group in groups:
-        copies = [(index, image) for index in group if (image := selected.get(index))]
-        if len(copies) < 2:
-            continue
-        keeper = min((image.split for _, image in copies), key=keep_rank)
-        kept = next(image for _, image in copies if image.split == keeper)
-        for index, image in copies:
-            if image.split != keeper:
-                del selected[index]
-                example = f"{image.file_name} in {image.split} is {kept.file_name} in {keeper}"
-                problems.note(_TWO_SPLITS, example, file=image.file_name, row=image.row)
+        copies = {at: selected[at] for at in group if at in selected}
+        kept = min(copies.values(), key=lambda image: keep_rank(image.split), default=None)
+        for at, image in copies.items():
+            if kept and image.split != kept.split:
+                del selected[at]
+                example = f"{image.file_name} in {image.split} is {kept.file_name} in {kept.split}"
+                kind = "copies in two splits, left out of one"
+                problems.note(kind, example, file=image.file_name, row=image.row())
 
 
-def _merge(images: Iterable[SelectedImage]) -> list[SelectedImage]:
+def _merge(images: Iterable[SourceImage]) -> list[SourceImage]:
     """Merge the captions of images that are the same file."""
-    records: dict[object, SelectedImage] = {}
+    records: dict[object, SourceImage] = {}
     for image in images:
         # Images whose ids are not their file names are merged only if the ids are equal.
         place = image.location.path, image.location.offset, image.location.member
         key = (place if image.id == image.file_name else image.id), image.split
         if earlier := records.get(key):
-            image = replace(earlier, captions=earlier.captions + image.captions)
+            image = earlier._replace(captions=earlier.captions + image.captions)
         records[key] = image
     return list(records.values())

@@ -33,8 +33,7 @@ from captioner.photos.open import MAX_PIXELS, open_image
 from captioner.photos.orientation import orientation
 from captioner.shared.files import file_digest, replace_file
 from captioner_training.data.manifest import ImageFormat, IndexRow, ShardFile
-from captioner_training.prepare.files import read_location
-from captioner_training.prepare.selection import SelectedImage
+from captioner_training.prepare.files import SourceImage, read_location
 
 _CHUNK = 16  # images per task
 
@@ -49,7 +48,7 @@ class ResizedImage(NamedTuple):
 
 
 def resize_all(
-    images: Sequence[SelectedImage], image_format: ImageFormat, *, workers: int
+    images: Sequence[SourceImage], image_format: ImageFormat, *, workers: int
 ) -> Generator[ResizedImage]:
     """Resize images in worker processes and yield them in order; one worker is this process.
 
@@ -86,7 +85,7 @@ def _start_worker() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _resize(image_format: ImageFormat, image: SelectedImage) -> ResizedImage:
+def _resize(image_format: ImageFormat, image: SourceImage) -> ResizedImage:
     name, side = image.file_name, image_format.short_side
     try:
         data = read_location(image.location)
@@ -125,7 +124,7 @@ class Plan:
     split: str
     number: int  # number of the shard in its split
     first: int  # position of its first image in the split
-    images: Sequence[SelectedImage]
+    images: Sequence[SourceImage]
     image_format: ImageFormat
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,11 @@ def split_in_stem(stem: str) -> str | None:
 def absolute(path: Path) -> Path:
     """Return an absolute path without `..`. Links are not followed: targets may be hashes."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - Path.resolve follows links
+
+
+def common_folder(paths: Sequence[Path]) -> Path:
+    """Return the folder that contains all files. Links are not followed."""
+    return Path(os.path.commonpath([absolute(path.parent) for path in paths]))
 
 
 def split_of_file(path: Path, top: Path) -> str | None:

@@ -24,17 +24,17 @@ from captioner.shared.tables import (
 )
 from captioner_training.data.reading import parse_captions
 from captioner_training.prepare.columns import Columns, cell_captions
-from captioner_training.prepare.files import Found, Location, image_suffix, open_parquet, walk
-from captioner_training.prepare.listing import (
-    ListedImage,
-    Listing,
-    Problems,
-    Request,
-    common_folder,
-    read_text,
-    split_argument,
+from captioner_training.prepare.files import (
+    UNKNOWN,
+    Found,
+    Location,
+    SourceImage,
+    image_suffix,
+    open_parquet,
+    walk,
 )
-from captioner_training.prepare.splits import split_of_file
+from captioner_training.prepare.problems import Problems, read_text
+from captioner_training.prepare.splits import common_folder, split_of_file
 
 CAPTION_TABLES = (*TABLES, ".token")
 """Suffixes of files that list photos and their captions."""
@@ -48,18 +48,21 @@ _BATCH = 256  # rows of Parquet in memory at once
 _TOP = 10  # rows that may be the header
 
 
-def list_tables(request: Request, problems: Problems) -> Listing:
-    """Read the tables of a data set, such as one per split."""
-    tables = [
+def list_tables(
+    tables: Iterable[tuple[str, Path]], columns: Columns, problems: Problems
+) -> tuple[list[SourceImage], list[Path]]:
+    """Read tables, such as one per split; return their images, and the folders of the tables.
+
+    Each table comes with the split that the command line gives it, or "".
+    """
+    files = [
         (split, path)
-        for split, named in map(split_argument, request.paths)
+        for split, named in tables
         for path in (_parquet_files(named) if named.is_dir() else [named])
     ]
-    paths = [path for _, path in tables]
-    return Listing(
-        images=read_tables(tables, common_folder(paths), request.columns, problems),
-        places=request.images or [*dict.fromkeys(path.parent for path in paths)],
-    )
+    paths = [path for _, path in files]
+    images = read_tables(files, common_folder(paths), columns, problems)
+    return images, [*dict.fromkeys(path.parent for path in paths)]
 
 
 def _parquet_files(folder: Path) -> list[Path]:
@@ -73,10 +76,10 @@ def _parquet_files(folder: Path) -> list[Path]:
 
 
 def read_tables(
-    tables: Iterable[tuple[str | None, Path]], top: Path, columns: Columns, problems: Problems
-) -> list[ListedImage]:
+    tables: Iterable[tuple[str, Path]], top: Path, columns: Columns, problems: Problems
+) -> list[SourceImage]:
     """Read tables below the folder `top`, each with the split that the command line gives it."""
-    images: list[ListedImage] = []
+    images: list[SourceImage] = []
     for given, path in tables:
         split = given or split_of_file(path, top)
         prefix = Path(os.path.relpath(path, top)).with_suffix("").as_posix()
@@ -89,7 +92,7 @@ def read_tables(
 
 def read_caption_file(
     path: Path, columns: Columns, problems: Problems, *, prefix: str = ""
-) -> list[ListedImage]:
+) -> list[SourceImage]:
     """Read a file of captions of any format.
 
     Args:
@@ -115,7 +118,7 @@ def read_caption_file(
     return _read_sheet(path, columns, problems)
 
 
-def _read_sheet(path: Path, columns: Columns, problems: Problems) -> list[ListedImage]:
+def _read_sheet(path: Path, columns: Columns, problems: Problems) -> list[SourceImage]:
     """Read a text table or workbook."""
     sheet = read_sheet(path, name=str(path))
     if not sheet.rows:
@@ -156,7 +159,7 @@ def _header(
     return header, rows[top + 1 :]
 
 
-def _group(columns: Columns, rows: Rows, problems: Problems) -> list[ListedImage]:
+def _group(columns: Columns, rows: Rows, problems: Problems) -> list[SourceImage]:
     """Collect the rows of the same image and split."""
     captions = defaultdict[tuple[str, str], list[tuple[str, str]]](list)
     embedded: dict[str, Location] = {}
@@ -174,19 +177,19 @@ def _group(columns: Columns, rows: Rows, problems: Problems) -> list[ListedImage
         key = name, split.strip() if isinstance(split, str) else ""
         captions[key] += [(text, place) for text in texts or [""]]
     return [
-        ListedImage(
+        SourceImage(
             id=name,
             file_name=name,
             captions=tuple(text for text, _ in texts),
-            split=split or None,
+            split=split,
             rows=tuple(place for _, place in texts),
-            location=embedded.get(name),
+            location=embedded.get(name, UNKNOWN),
         )
         for (name, split), texts in captions.items()
     ]
 
 
-def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> list[ListedImage]:
+def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> list[SourceImage]:
     """Read COCO's or Karpathy's format, a list of objects, or JSON Lines."""
     try:
         content: Any = json.loads(text)
@@ -215,7 +218,7 @@ def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> l
 
 def _read_objects(
     values: Sequence[tuple[int, Any]], unit: str, path: Path, columns: Columns, problems: Problems
-) -> list[ListedImage]:
+) -> list[SourceImage]:
     """Read JSON objects as the rows of a table."""
     rows = [(f"{unit} {number}", row) for number, row in values if isinstance(row, dict)]
     if not rows:
@@ -228,15 +231,15 @@ def _read_objects(
     return _group(columns.find(names, [row for _, row in rows], path), rows, problems)
 
 
-def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
+def _karpathy_images(images: Sequence[Any], path: Path) -> list[SourceImage]:
     """Read Karpathy's format: {"images": [{"filename", "split", "sentences": [{"raw"}]}]}."""
     try:
         listed = [
-            ListedImage(
+            SourceImage(
                 id=image.get("cocoid", name),
                 file_name=name,
                 captions=tuple(cell_captions(image["sentences"])),
-                split=image.get("split"),
+                split=image.get("split") or "",
             )
             for image in images
             for name in ["/".join(filter(None, (image.get("filepath"), image["filename"])))]
@@ -249,15 +252,15 @@ def _karpathy_images(images: Sequence[Any], path: Path) -> list[ListedImage]:
 
 
 def coco_images(
-    content: Any, problems: Problems, *, name: str, split: str | None = None
-) -> list[ListedImage]:
+    content: Any, problems: Problems, *, name: str, split: str = ""
+) -> list[SourceImage]:
     """Read COCO's captions format; `split`, if given, replaces the splits in the image records."""
     listed = [
-        ListedImage(
+        SourceImage(
             id=image.id,
             file_name=image.file_name,
             captions=image.captions,
-            split=split or image.split,
+            split=split or image.split or "",
             licence=image.licence,
         )
         for image in parse_captions(content, name=name, report=problems.add)
@@ -265,10 +268,10 @@ def coco_images(
     return _with_known_types(listed, name)
 
 
-def _with_known_types(images: list[ListedImage], name: str) -> list[ListedImage]:
+def _with_known_types(images: list[SourceImage], name: str) -> list[SourceImage]:
     """Return the images of a JSON file. Raises DataError: an id or a split has another type."""
     for image in images:
-        if not (isinstance(image.id, int | str) and isinstance(image.split, str | None)):
+        if not (isinstance(image.id, int | str) and isinstance(image.split, str)):
             raise DataError(
                 f"{name}: {image.file_name} has the id {image.id!r} and the split {image.split!r}; "
                 "the id must be a number or text, and the split text"
@@ -278,7 +281,7 @@ def _with_known_types(images: list[ListedImage], name: str) -> list[ListedImage]
 
 def _read_parquet(
     path: Path, columns: Columns, problems: Problems, prefix: str
-) -> list[ListedImage]:
+) -> list[SourceImage]:
     """Read a Parquet file.
 
     Tables from Hugging Face contain the photos themselves, as {bytes, path}. They are not kept in

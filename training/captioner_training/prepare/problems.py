@@ -1,24 +1,17 @@
-"""What a reader gets and returns: arguments, listed images, and the problems found in them."""
+"""The problems and notes of a data set, problems.csv, and text in captions and names."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import io
-import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from html import unescape
 from pathlib import Path
 from typing import NamedTuple
 
 from captioner.shared.files import replace_file
-from captioner.shared.paths import expanded
 from captioner.shared.tables import Source, decode_text, read_bytes
-from captioner_training.prepare.columns import Columns
-from captioner_training.prepare.files import Location
-from captioner_training.prepare.splits import absolute
 
 PROBLEMS_FILE = "problems.csv"
 """File beside the manifest that lists everything that was left out or should be checked."""
@@ -32,53 +25,6 @@ _REMEDIES = {
 }
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]\w*);")
 _CONTROL = dict.fromkeys([*range(32), 127], " ")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The arguments of `captioner prepare KIND`."""
-
-    paths: Sequence[str]  # a folder, or files, each as [SPLIT=]FILE
-    images: Sequence[str] = ()  # places of the images; empty: the folders of the files
-    columns: Columns = field(default_factory=Columns)  # columns of a table
-
-
-def split_argument(argument: str) -> tuple[str | None, Path]:
-    """Parse [SPLIT=]FILE. File names may contain an equals sign."""
-    split, equals, name = argument.partition("=")
-    if equals and split and "/" not in split and not expanded(argument).exists():
-        return split, expanded(name)
-    return None, expanded(argument)
-
-
-def common_folder(paths: Sequence[Path]) -> Path:
-    """Return the folder that contains all files. Links are not followed."""
-    return Path(os.path.commonpath([absolute(path.parent) for path in paths]))
-
-
-class ListedImage(NamedTuple):
-    """An image as a table, a JSON file or a folder lists it."""
-
-    id: int | str
-    file_name: str
-    captions: tuple[str, ...]
-    split: str | None = None
-    licence: str | None = None
-    rows: tuple[str, ...] = ()  # the place of each caption in its file, such as "line 3"
-    location: Location | None = None  # None: search by name
-
-    def row(self, caption: int = 0) -> str:
-        """Return the place of a caption in its file; "" if unknown."""
-        return self.rows[caption] if caption < len(self.rows) else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """The images and captions that a data set lists, before the image files are searched."""
-
-    images: list[ListedImage]
-    places: Sequence[str | Path]  # where to search the image files
-    has_table: bool = True  # a table names the images, so links must not lead out of the places
 
 
 class _Problem(NamedTuple):
@@ -126,26 +72,18 @@ class Problems:
         return "\n".join(lines)
 
     def write(self, folder: Path) -> Path | None:
-        """Write problems.csv and return its path.
-
-        If there is nothing to list, the file is removed and the result is None.
-        """
+        """Write problems.csv and return its path; if there is nothing to list, remove it."""
         rows = [
-            (
-                problem.row,
-                problem.file,
-                kind if problem.example in ("", problem.file) else f"{kind}: {problem.example}",
-            )
+            (row, file, kind if example in ("", file) else f"{kind}: {example}")
             for kind, problems in (*self._problems.items(), *self._notes.items())
-            for problem in problems
-            if problem.file
+            for example, file, row in problems
+            if file
         ]
         path = folder / PROBLEMS_FILE
         if not rows:
             path.unlink(missing_ok=True)
             return None
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
+        table = csv.writer(text := io.StringIO(), lineterminator="\n")
         table.writerow(["row", "file", "problem"])
         table.writerows([_harmless(cell) for cell in row] for row in rows)
         with replace_file(path) as file:  # spreadsheets recognize UTF-8 by the BOM
@@ -164,11 +102,6 @@ def _line(kind: str, problems: list[_Problem]) -> str:
         return kind
     more = "; ..." if len(examples) > _EXAMPLES else ""
     return f"{kind}: {len(problems):,} ({'; '.join(examples[:_EXAMPLES])}{more})"
-
-
-def has_word(text: str) -> bool:
-    """Whether a text has a letter or digit of any script."""
-    return any(map(str.isalnum, text))
 
 
 def clean_caption(text: str) -> str:
