@@ -24,17 +24,12 @@ def encoded(kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def mutated(data: bytes, chance: random.Random, *, at_ends: bool = False) -> bytes:
-    """Change bytes or numbers, mostly near the beginning; repeat, cut, or drop a part.
-
-    at_ends: near the end as often, where a zip file has its list of members.
-    """
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Change bytes or numbers, mostly near the beginning; repeat, cut, or drop a part."""
     changed = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 4, 16))):
         most = min(len(changed), chance.choice((64, 600, len(changed)))) or 1
         at = chance.randrange(most)
-        if at_ends and chance.random() < 0.4:
-            at = max(0, len(changed) - 1 - at)
         what = chance.randrange(6)
         if what == 0:
             changed[at : at + 1] = bytes([chance.randrange(256)])

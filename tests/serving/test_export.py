@@ -157,15 +157,19 @@ def near(one: Any, other: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [[], ["--beam-size", "1"], ["--beam-size", "20", "--captions", "3"]]
-)
+@pytest.mark.parametrize(("beam", "captions"), [(5, 1), (1, 1), (20, 3)])
 def test_the_exported_folder_gives_the_records_of_the_command(
-    exported: Path, saved_tiny: Path, photos: list[Path], run_main: Run, options: list[str]
-) -> None:
-    common = [*photos, "--json", "--attention", *options]
-    said = run_main("caption", "--checkpoint", saved_tiny, "--dtype", "float32", *common)
-    found = alone(exported, *common)
+    exported: Path, saved_tiny: Path, photos: list[Path], run_main: Run, tmp_path: Path,
+    beam: int, captions: int,
+) -> None:  # fmt: skip
+    folder = shutil.copytree(exported, tmp_path / "folder")
+    about = json.loads((folder / "captioner.json").read_text())
+    about["generation"]["beam_size"] = beam
+    (folder / "captioner.json").write_text(json.dumps(about))
+    common = [*photos, "--json", "--attention", "--captions", captions]
+    model = ("--checkpoint", saved_tiny, "--dtype", "float32", "--beam-size", beam)
+    said = run_main("caption", *model, *common)
+    found = alone(folder, *common)
     assert (said.returncode, found.returncode) == (0, 0), found.stderr
     lines = zip(said.stdout.splitlines(), found.stdout.splitlines(), strict=True)
     for wanted, got in lines:
@@ -390,7 +394,7 @@ def test_another_decoder_with_heads_and_styles(tmp_path: Path, photo: Path, run_
     make_styled(with_decoder({"kind": "top_down", **more})).save(other)
     with new_folder(folder) as inside:
         write_folder(other, inside)
-    common = [photo, "--json", "--attention", "--style", "short"]
+    common = [photo, "--json", "--attention"]
     said = run_main("caption", "--checkpoint", other, "--dtype", "float32", *common)
     wanted, got = json.loads(said.stdout), json.loads(alone(folder, *common).stdout)
     for word in wanted["words"]:

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -83,8 +84,12 @@ class RayEngine:
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
         # Silence Ray's progress messages; errors are raised. Set the level after the import of
         # ray.data, which sets it too.
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        logger, self._settings = logging.getLogger("ray.data"), ExitStack()
+        self._settings.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL)
+        if "RAY_BACKEND_LOG_LEVEL" not in os.environ:
+            os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
+            self._settings.callback(os.environ.pop, "RAY_BACKEND_LOG_LEVEL", None)
         try:
             ray.init(
                 address,
@@ -94,6 +99,7 @@ class RayEngine:
                 runtime_env={"env_vars": {"PYTHONPATH": path}},
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
+            self._settings.close()
             raise CaptionerError(
                 f"there is no Ray cluster at {address} ({error}): start one with ray start --head"
             ) from error
@@ -105,8 +111,12 @@ class RayEngine:
         self._actors = self._gpus or cpus
         self._share = max(1, cpus // self._actors)
         context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.execution_options.preserve_order = True
+        for part, name, value in (
+            (context, "enable_progress_bars", False),
+            (context.execution_options, "preserve_order", True),
+        ):
+            self._settings.callback(setattr, part, name, getattr(part, name))
+            setattr(part, name, value)
 
     @property
     def description(self) -> str:
@@ -117,7 +127,8 @@ class RayEngine:
         )
 
     def close(self) -> None:
-        """Do nothing: Ray releases the actors when this process ends."""
+        """Restore Ray's settings. Ray releases the actors when this process ends."""
+        self._settings.close()
 
     def run(self, photos: Iterator[Photo]) -> Generator[list[Outcome]]:
         """See LocalEngine.run."""

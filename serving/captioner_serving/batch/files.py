@@ -67,9 +67,14 @@ class RunLock(Closing):
                 return
             self._lock.release()  # the file is new, or a finished run has just removed it
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock was not released."""
+        return self._lock.is_locked
+
     def close(self) -> None:
         """Remove the lock file and release the lock."""
-        if self._lock.is_locked:
+        if self.is_held:
             with suppress(OSError):  # Windows keeps files that are open
                 self._file.unlink()
             self._lock.release()

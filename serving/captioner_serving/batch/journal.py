@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from captioner.closing import Closing
 from captioner.errors import OutputError
@@ -72,22 +72,18 @@ class Journal(Closing):
         self.note = ""
         self.modified = math.inf
         self._paths = (files.records, files.errors)
-        self._files: list[BinaryIO | None] = [None, None]
-        self._lock: RunLock | None = None
-        self._ends = [0, 0]
+        self._sizes = [0, 0]
         self._pending: list[tuple[int, bytes]] = []
         self._retried: dict[bytes, bytes] = {}  # lines of failed sidecars, by name
         self._state: dict[str, Any] = {
             "settings": json.loads(json.dumps(settings)),
             "exported": [],  # digests of the last two exports; others were edited
         }
-        self._new: list[Path] = []  # removed at the end if empty
         with resumable(files.output):
+            self._lock = RunLock(files.records)
             try:
-                self._lock = RunLock(files.records)
                 with suppress(FileNotFoundError):
                     self.modified = files.records.stat().st_mtime
-                self._is_new = self._open(RECORDS)
                 earlier = read_state(files.state)
                 self.written.remove_parts()
                 if earlier is None or restart:
@@ -98,7 +94,6 @@ class Journal(Closing):
             except BaseException:
                 self.close()
                 raise
-        self._new = [files.errors]
 
     def add(self, record: Mapping[str, Any], *, failure: Mapping[str, Any] | None = None) -> None:
         """Add a record or error; it is on disk after the next commit.
@@ -119,45 +114,39 @@ class Journal(Closing):
         """Write all added lines to disk. After an OutputError it may be called again."""
         if not self._pending:
             return
-        ends = list(self._ends)
+        sizes = list(self._sizes)
         with resumable(self.files.output):
             self.written.sync()
             try:
                 for number in _COMMITTED:
-                    file = self._files[number]
                     lines = b"".join(line for target, line in self._pending if target == number)
-                    if file is not None and lines:
-                        write_all(file, lines)
-                        os.fsync(file.fileno())
-                        ends[number] += len(lines)
+                    if lines:
+                        _append(self._paths[number], lines)
+                        sizes[number] += len(lines)
             except BaseException:
-                self._truncate()
+                for path, size in zip(self._paths, self._sizes, strict=True):
+                    with suppress(OSError):
+                        os.truncate(path, size)
                 raise
-        self._ends, self._pending = ends, []
+        self._sizes, self._pending = sizes, []
 
     def finish(self) -> None:
         """Write the output, after all photos are captioned."""
-        errors, part = self.files.errors, self.files.part()
+        errors = self.files.errors
         with resumable(self.files.output):
-            self._close_file(ERRORS)  # Windows replaces no open files
             if head := sum(map(len, self._retried.values())):
-                with replace_file(errors, part=part) as file:
+                with replace_file(errors, part=self.files.part()) as file:
                     file.write(errors.read_bytes()[head:])
         self._export()
 
     def close(self) -> None:
-        """Close the files, and remove empty ones that this run created."""
-        for number in range(len(self._files)):
-            self._close_file(number)
+        """Close the files, and remove an empty file of errors."""
         self.written.close()
-        lock, self._lock = self._lock, None
-        if lock is None:
-            return
-        with suppress(OSError):  # once unlocked, the files may belong to another run
-            for path in self._new:
-                if path.exists() and not path.stat().st_size:
-                    path.unlink()
-        lock.close()
+        if self._lock.is_held:  # otherwise the files may belong to another run
+            with suppress(OSError):
+                if not size_of(self.files.errors):
+                    self.files.errors.unlink(missing_ok=True)
+        self._lock.close()
 
     def _begin(self, *, is_first: bool) -> None:
         """Start a new run; delete the files of an earlier one."""
@@ -173,43 +162,25 @@ class Journal(Closing):
             self.written.delete_files()
             for path in {files.output, files.errors} - {files.records}:
                 path.unlink(missing_ok=True)
-            os.truncate(files.records, 0)
+        files.records.write_bytes(b"")
         sync_folder(files.folder)
         self._save()
 
     def _resume(self, earlier: dict[str, Any]) -> None:
         """Check that the files and settings are those of an earlier run."""
-        if self._is_new:
+        if not self.files.records.exists():
             raise _damaged(self.files.records, "is missing")
         check_settings(self.files.output, earlier["settings"], self._state["settings"])
         self._state = earlier
         self._check_exported()
-
-    def _open(self, number: int) -> bool:
-        """Open a JSON Lines file; return whether it is new."""
-        path = self._paths[number]
-        is_new = not path.exists()
-        self._close_file(number)
-        # Unbuffered: closing must not write, or it could fail on a full disk.
-        self._files[number] = path.open("a+b", buffering=0)
-        if is_new:
-            self._new.append(path)
-            sync_folder(path.absolute().parent)
-        return is_new
-
-    def _close_file(self, number: int) -> None:
-        file, self._files[number] = self._files[number], None
-        if file is not None:
-            file.close()
 
     def _read(self, *, retry_errors: bool) -> None:
         """Read the names of finished photos."""
         for name, _ in _read_lines(self.files.records):
             self.done.add(name)
             self.counts[RECORDS] += 1
-        self._open(ERRORS)
         with_record, errors, end = {}, self.files.errors, 0
-        for name, line in _read_lines(errors):
+        for name, line in _read_lines(errors) if errors.exists() else ():
             if _OUTPUT_ERROR in line:
                 if name not in self.done:  # killed during a commit
                     os.truncate(errors, end)
@@ -218,22 +189,13 @@ class Journal(Closing):
             self.failed.add(name)
             end += len(line)
         if retry_errors:
-            self._close_file(ERRORS)
             with replace_file(errors, part=self.files.part()) as file:
                 file.writelines(with_record.values())
-            self._open(ERRORS)
             self._retried, self.failed = with_record, set()
             self.done -= with_record.keys()
         self.done |= self.failed
         self.counts[ERRORS] = len(self.failed)
-        self._ends = list(map(size_of, self._paths))
-
-    def _truncate(self) -> None:
-        """Remove the lines of a failed commit."""
-        for file, end in zip(self._files, self._ends, strict=True):
-            if file is not None:
-                with suppress(OSError):
-                    file.truncate(end)
+        self._sizes = list(map(size_of, self._paths))
 
     def _export(self) -> None:
         """Convert the records to the output's format, unless the output was edited."""
@@ -270,6 +232,17 @@ class Journal(Closing):
     def _save(self) -> None:
         with replace_file(self.files.state, part=self.files.part("-state")) as file:
             file.write(json.dumps({**self._state, "format": FORMAT}).encode() + b"\n")
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append to a file, and flush it to the disk."""
+    is_new = not path.exists()
+    # Unbuffered: closing must not write, or it could fail on a full disk.
+    with path.open("ab", buffering=0) as file:
+        write_all(file, data)
+        os.fsync(file.fileno())
+    if is_new:
+        sync_folder(path.absolute().parent)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[bytes, bytes]]:

@@ -18,13 +18,10 @@ _LOG_SECONDS = 60.0  # between lines in a log
 
 
 class ProgressBar(Closing):
-    """A bar of tqdm; a context manager. Failures are printed even if `quiet`.
-
-    A thread counts the photos during the run; the time left appears when it has finished.
-    """
+    """A bar of tqdm; a context manager. Failures are printed even if `quiet`."""
 
     def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
-        self._stream, self._quiet = stream or sys.stderr, quiet
+        self._stream = stream or sys.stderr
         self._total: int | None = None
         self._errors = 0
         self._closed = threading.Event()
@@ -43,12 +40,10 @@ class ProgressBar(Closing):
         self._bar.close()
 
     def count(self, inputs: Inputs, shard: Shard | None, *, done: int) -> None:
-        """Count the photos of a shard in a thread, without the `done` photos of earlier runs."""
-        if self._quiet or not inputs.countable:
-            return
+        """Count the photos in a thread, for the time left; `done` were finished before."""
 
         def work() -> None:
-            total = 0
+            total = -done
             try:
                 for photo in inputs.photos():
                     if self._closed.is_set():
@@ -56,9 +51,10 @@ class ProgressBar(Closing):
                     total += shard is None or digest(photo.name) in shard
             except Exception:
                 return  # the run will raise the same error
-            self._total = max(0, total - done)
+            self._total = max(0, total)
 
-        threading.Thread(target=work, name="counting", daemon=True).start()
+        if not self._bar.disable and inputs.countable:
+            threading.Thread(target=work, name="counting", daemon=True).start()
 
     def update(self, record: dict[str, Any]) -> None:
         """Count a record, and print its error."""
@@ -66,13 +62,12 @@ class ProgressBar(Closing):
             self._errors += 1
             self._print(in_a_line(f"captioner: {record['error']['detail']}"))
             self._bar.set_postfix(errors=self._errors, refresh=False)
-        if self._total is not None and self._bar.total is None:
-            self._bar.total = self._total
+        self._bar.total = self._total
         self._bar.update()
 
     def say(self, text: str) -> None:
         """Print lines above the bar, unless quiet."""
-        if not self._quiet:
+        if not self._bar.disable:
             self._print(text)
 
     def _print(self, text: str) -> None:

@@ -18,7 +18,7 @@ from captioner.errors import ConfigError
 from captioner.shared.files import writing
 from captioner.shared.paths import expanded
 from captioner.trust.familiarity import UNFAMILIAR
-from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT, Trust, trust_file
+from captioner.trust.trust import DOUBTFUL, DOUBTFUL_SUBJECT, Trust, trust_file
 from captioner_serving.export.graphs import export_graphs
 from captioner_serving.server import limits_of
 
@@ -27,11 +27,10 @@ _APP = Path(__file__).parent / "app"
 _LICENCES = {"bundled": "weights for research only, like their data (Flickr8k); program MIT"}
 _UNKNOWN = "weights by the checkpoint's author, who sets their licence; program MIT"
 
-# Below these numbers words and captions are doubtful, and photos unfamiliar.
+# Below these numbers words are doubtful, and photos unfamiliar.
 _TRUST = {
     "doubtful": DOUBTFUL,
     "doubtful_subject": DOUBTFUL_SUBJECT,
-    "doubtful_caption": DOUBTFUL_CAPTION,
     "unfamiliar": UNFAMILIAR,
 }
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Mapping
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
 from typing import Any
 
 from captioner.captioner import Captioner
@@ -17,24 +15,13 @@ from captioner.shared.paths import sample_photos
 _NEAR = 1e-4  # the largest difference of attention weights, which sum to 1
 
 
-def _load_app(folder: Path) -> ModuleType:
-    """Import the caption.py of an exported folder."""
-    name = f"exported_{id(folder)}"
-    loader = SourceFileLoader(name, str(folder / "caption.py"))
-    module = ModuleType(name)
-    module.__file__ = loader.path
-    sys.modules[name] = module  # dataclasses need it
-    loader.exec_module(module)
-    return module
-
-
 def check_parity(checkpoint: Path, folder: Path) -> int:
     """Compare an exported model with its checkpoint; return the number of sample photos.
 
     Raises OutputError: the models differ; the detail names the picture and the difference.
     """
     captioner = Captioner.from_pretrained(checkpoint, device="cpu", dtype="float32")
-    exported = _load_app(folder).Captioner(folder)
+    exported = run_path(str(folder / "caption.py"), run_name="exported")["Captioner"](folder)
     pictures = {name: path.read_bytes() for name, path in sample_photos().items()}
     for name, data in pictures.items():
         wanted = captioner.caption(data).record(attention=True)

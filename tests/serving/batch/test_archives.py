@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import tarfile
 import tracemalloc
 import zipfile
@@ -14,12 +13,10 @@ import pytest
 from PIL import Image
 
 from captioner import ImageNotFoundError
-from captioner.errors import ImageError
 from captioner.shared.archives import open_zip
 from captioner_serving.batch.inputs.archives import archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo
 from captioner_serving.batch.inputs.sources import Inputs
-from tests.captioner.mutated import NUMBERS, mutated
 
 
 def jpeg(colour: str = "red") -> bytes:
@@ -240,82 +237,3 @@ def test_a_zip_file_of_the_same_name_is_another_file(
         with zipfile.ZipFile("a.zip", "w") as archive:
             archive.writestr("a.txt", number)
         assert open_zip("a.zip").read("a.txt").decode() == number
-
-
-# Mutated archives
-
-SIZES = (b"00000000000\0", b"77777777777\0", b"00000000777\0", b"\x80" + b"\xff" * 11, b"-1 \0")
-TYPES = b"0123456789xgXLKSDVMN\0\xff"
-NAMES = ("a.jpg", "b/ü.jpg", "long" * 20 + ".jpg", "a.jpg")
-PICTURES = [jpeg(colour) for colour in ("red", "blue", "lime", "white")]
-
-
-def tar(form: int) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
-        for name, data in zip(NAMES, PICTURES, strict=True):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            if form == tarfile.PAX_FORMAT:
-                member.pax_headers = {"comment": "ü" * 20}
-            archive.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def zipped(compression: int) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression) as archive:
-        for name, data in zip(NAMES[:3], PICTURES, strict=False):
-            archive.writestr(name, data)
-    return buffer.getvalue()
-
-
-def changed_headers(data: bytes, chance: random.Random) -> bytes:
-    """Change fields of headers, with checksums that are right: the lies are believed."""
-    new = bytearray(data)
-    places = [at for at in range(0, len(new) - 511, 512) if new[at + 257 : at + 262] == b"ustar"]
-    for at in chance.sample(places, k=min(len(places), chance.choice((1, 1, 2)))):
-        what = chance.randrange(6)
-        if what == 0:
-            new[at + 124 : at + 136] = chance.choice(SIZES).ljust(12, b"\0")
-        elif what == 1:
-            new[at + 156] = chance.choice(TYPES)
-        elif what == 2:
-            new[at : at + 100] = chance.choice((bytes(100), b"\xff" * 100, b"../" * 33 + b"x"))
-        elif what == 3:
-            size = int(bytes(new[at + 124 : at + 135]) or b"0", 8)
-            new[at + 512 : at + 512 + min(size, 64)] = chance.randbytes(min(size, 64))
-        elif what == 4:
-            new[at + 386 : at + 512] = chance.randbytes(126)
-        else:
-            place = at + chance.randrange(512)
-            new[place : place + 4] = chance.choice(NUMBERS)
-        new[at + 148 : at + 156] = b" " * 8
-        new[at + 148 : at + 156] = b"%06o\0 " % sum(new[at : at + 512])
-    return bytes(new)
-
-
-def mutation(chance: random.Random) -> tuple[str, bytes]:
-    """Make one archive with a few changes, and its suffix."""
-    if chance.random() < 0.4:
-        method = chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
-        return ".zip", mutated(zipped(method), chance, at_ends=True)
-    data = tar(chance.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)))
-    if chance.random() < 0.6:
-        return ".tar", changed_headers(data, chance)
-    return ".tar", mutated(data, chance, at_ends=True)
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_mutated_archives_end_in_photos_or_errors(tmp_path: Path) -> None:
-    """Each error names the photo or the archive, and little memory is taken."""
-    chance, sound = random.Random(1), 0
-    for number in range(500):
-        suffix, data = mutation(chance)
-        (path := tmp_path / f"{number}{suffix}").write_bytes(data)
-        for photo in photos(path):
-            try:
-                sound += len(photo.read()) > 0
-            except ImageError as error:
-                assert str(path) in str(error)
-    assert sound > 500

@@ -190,7 +190,7 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A cluster with one GPU and three CPUs."""
-    monkeypatch.setenv("RAY_BACKEND_LOG_LEVEL", "fatal")  # which the engine sets for good
+    monkeypatch.delenv("RAY_BACKEND_LOG_LEVEL", raising=False)
     return Cluster(monkeypatch)
 
 
@@ -232,26 +232,24 @@ def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
     expected = {"concurrency": 1 if gpus else 3, "num_gpus": gpus, "num_cpus": share}
     assert {**expected, "share": share}.items() <= cluster.options.items()
     assert cluster.during == (False, True)
-
-
-def test_photos_are_submitted_in_windows(
-    photos: Photos, tiny: Captioner, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("captioner_serving.batch.cluster._WINDOW", 2)
-    run_on(cluster, tiny, photos(3), batch_size=1)
-    assert [len(window) for window in cluster.windows] == [2, 1]
+    context = cluster.context  # the settings of Ray are as before the run
+    assert (context.enable_progress_bars, context.execution_options.preserve_order) == (True, False)
+    assert "RAY_BACKEND_LOG_LEVEL" not in os.environ
 
 
 def test_settings_trust_and_archives_reach_the_actors(
     photos: Photos, tiny: Captioner, cluster: Cluster, tmp_path: Path, monkeypatch: Any
 ) -> None:
+    """Photos are submitted in windows."""
+    monkeypatch.setattr("captioner_serving.batch.cluster._WINDOW", 1)
     sure = Captioner(tiny.checkpoint, device="cpu", trust=make_trust())
-    make_tar(tmp_path / "a.tar", photos(3))
+    make_tar(tmp_path / "a.tar", photos(4))
     monkeypatch.chdir(tmp_path)
-    options: dict[str, Any] = {"beam_size": 3, "captions": 2, "keywords": 0.0, "batch_size": 2}
+    options: dict[str, Any] = {"beam_size": 3, "captions": 2, "keywords": 0.0, "batch_size": 1}
     wanted = list(caption_batch("a.tar", config=BatchConfig(**options), captioner=sure))
     assert run_on(cluster, sure, "a.tar", **options) == wanted
     assert all(record["trust"] and len(record["alternatives"]) == 1 for record in wanted)
+    assert [len(window) for window in cluster.windows] == [3, 1]
     assert {photo.archive for photo in cluster.windows[0]} == {str(tmp_path / "a.tar")}
 
 

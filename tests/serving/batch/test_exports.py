@@ -183,6 +183,9 @@ def test_coco_ids_are_numbers_and_stems_or_positions(
     result = run_main("convert", tmp_path / "r.jsonl", "--to", place)
     assert ids() == [8, 391895, "cat", "dog"]
     assert result.returncode == 0 and "position" not in result.stderr
+    twice = (tmp_path / "r.jsonl", tmp_path / "r.jsonl", "--to", place, "--overwrite")
+    said = run_main("convert", *twice).stderr
+    assert "8 captions" in said and "4 results, one for each photo" in said and len(ids()) == 4
     place.unlink()
     for number, name in enumerate(("100CANON/IMG_0001.JPG", "101CANON/IMG_0001.JPG", "cat.jpg")):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -70,19 +70,24 @@ def test_an_interrupted_run_keeps_what_it_has_finished(
 def test_a_full_disk_costs_nothing_that_was_done(
     run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path
 ) -> None:
-    folder, output, whole = photos(40), tmp_path / "captions.jsonl", tmp_path / "whole.jsonl"
-    command = (folder, "--batch-size", 4, "--output")
-    assert run_batch(*command, whole).returncode == 0
-    # The limit on the size of a file is met as a full disk is: in the middle of a write.
-    size = whole.stat().st_size // 2
-    process = start_batch(*command, output, file_size=size)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 1 and "Traceback" not in said
-    assert f"{output} cannot be written" in said and "File too large" in said
-    assert said.count("run the same command to resume") == 1
-    assert output.stat().st_size <= size
-    assert run_batch(*command, output).returncode == 0
-    assert output.read_bytes() == whole.read_bytes()
+    """In the middle of a record, and of a sidecar."""
+    folder, whole = photos(40), tmp_path / "whole.jsonl"
+    assert run_batch(folder, "--batch-size", 4, "--output", whole).returncode == 0
+    size = whole.stat().st_size
+    for name, limit, more in (
+        ("a.jsonl", size // 2, ()),
+        ("b.csv", 500, ("--sidecar", "json", "--attention")),
+    ):
+        output = tmp_path / name
+        command = (folder, "--batch-size", 4, "--output", output, *more)
+        # The limit on the size of a file is met as a full disk is: in the middle of a write.
+        process = start_batch(*command, file_size=limit)
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 1 and "Traceback" not in said, said
+        assert "cannot be written" in said and "File too large" in said
+        assert said.count("run the same command to resume") == 1
+        assert run_batch(*command).returncode == 0
+    assert (tmp_path / "a.jsonl").read_bytes() == whole.read_bytes()
 
 
 def test_other_settings_are_refused_and_restart_begins_anew(
@@ -148,20 +153,3 @@ def test_errors_are_kept_and_retried_when_asked(
     assert "p001.jpg!" in run(restart=True)
     (folder / "p001.jpg").write_bytes(good)
     assert len(run(restart=True)) == 4 and not errors.exists()
-
-
-def test_the_remedy_for_a_full_disk_is_printed_wherever_it_fills(
-    run_batch: Run, start_batch: Start, photos: Photos, tmp_path: Path
-) -> None:
-    """A sidecar or the table at the end; then the same command resumes."""
-    folder = photos(3)
-    for number, more in enumerate((("--sidecar", "json", "--attention"), ())):
-        output = tmp_path / f"c{number}.csv"
-        command = (folder, "--output", output, *more)
-        limit = 500 if more else Path(f"{tmp_path}/c0.csv.journal.jsonl").stat().st_size // 20
-        process = start_batch(*command, file_size=max(limit, 400))
-        _, said = process.communicate(timeout=300)
-        assert process.returncode == 1 and "Traceback" not in said, said
-        assert "File too large" in said and "Finished photos are kept: fix the cause" in said
-        assert run_batch(*command).returncode == 0
-        assert len(output.read_text().splitlines()) == 4

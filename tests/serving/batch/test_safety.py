@@ -95,34 +95,29 @@ def test_a_damaged_state_is_a_sentence(
     assert read_tree(tmp_path) == before
 
 
-def test_restart_deletes_the_sidecars_that_the_run_created(
-    caption: Caption, photos: Photos, tmp_path: Path
+def test_restart_deletes_the_sidecars_that_the_run_and_convert_created(
+    caption: Caption, photos: Photos, tmp_path: Path, run_main: Run
 ) -> None:
+    """Sidecars that were there before the run, or were edited since, stay."""
     folder = photos(4)
     texts = [folder / f"p00{number}.txt" for number in range(4)]
     texts[1].write_text("mine\r\n")
-    texts[3].write_text("mine too")
 
     def run(prefix: str, **options: Any) -> list[str]:
         wording = Wording(template=prefix + "{caption}")
         return [one["caption"] for one in caption(folder, wording=wording, **options)]
 
-    text: dict[str, Any] = {"sidecar": "txt", "existing": "append"}
-    before = run("Old: ", **text)
+    before = run("Old: ", sidecar="txt", existing="append")
     assert texts[1].read_text() == f"mine {before[1]}\n"
     texts[2].write_text("edited")
-    texts[3].write_text(f"{before[3]} edited")
-    after = run("New: ", restart=True, **text)
-    assert [path.read_text() for path in texts] == [
-        f"{after[0]}\n",
-        f"mine {before[1]} {after[1]}\n",
-        f"edited {after[2]}\n",
-        f"{before[3]} edited {after[3]}\n",
-    ]
+    convert = ("convert", tmp_path / "c.jsonl", "--template", "New: {caption}", "--sidecar")
+    assert run_main(*convert, "txt", "--existing", "append").returncode == 0
+    assert run_main(*convert, "xmp").returncode == 0
+    kept = [text.read_text() for text in texts]
+    assert kept[0].startswith("Old: ") and "New: " in kept[0]
     run("No sidecars: ", restart=True)
-    # Sidecars that were there before the run, or were edited since, stay.
-    assert not texts[0].exists() and texts[1].read_text() == f"mine {before[1]} {after[1]}\n"
-    assert texts[2].read_text() == f"edited {after[2]}\n"
+    assert [text.exists() for text in texts] == [False, True, True, False]
+    assert [texts[at].read_text() for at in (1, 2)] == kept[1:3] and not list(folder.glob("*.xmp"))
     assert not RunFiles(tmp_path / "c.jsonl").written.exists()
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pandas import DataFrame
 
 from captioner import Captioner, DataError
 from captioner_serving.batch import BatchConfig, caption_batch
@@ -108,21 +107,6 @@ def test_lists_in_the_encodings_of_windows(
     assert names(lists=(f"{tmp_path}/list.txt",), root=f"{tmp_path}/root") == WINDOWS
     monkeypatch.chdir(tmp_path / "root")
     assert names(lists=(f"{tmp_path}/list.txt",)) == WINDOWS
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-def test_tables_that_pandas_wrote(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, separator: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "café").mkdir()
-    for name in WINDOWS:
-        (tmp_path / name).write_bytes(b"x")
-    table = DataFrame({"id": [1, 2, 3], "path": WINDOWS, "note": ["x" * 200_000, "é", ""]})
-    for suffix in (".csv", ".tsv"):
-        table.to_csv(f"t{suffix}", sep=separator, encoding=encoding, index=False)
-        assert names(f"t{suffix}", column="path") == WINDOWS
 
 
 def test_tables(tree: Path) -> None:

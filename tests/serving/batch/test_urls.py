@@ -143,12 +143,6 @@ def test_file_systems_of_fsspec(tiny: Captioner, photos: Photos) -> None:
     assert isinstance(first_of(sources=(f"file://{folder}/*.tar",)), LostPhoto)
 
 
-def test_a_file_system_that_is_not_installed(run_batch: Any, tmp_path: Path) -> None:
-    result = run_batch("nonsense://x/y.jpg", "--output", tmp_path / "c.jsonl")
-    assert result.returncode == 1
-    assert "nonsense://x/y.jpg" in result.stderr and "Traceback" not in result.stderr
-
-
 def test_links_in_lists_are_of_allowed_schemes(tmp_path: Path) -> None:
     links = (
         "file:///etc/passwd",
@@ -297,16 +291,6 @@ def test_every_address_of_a_host_is_checked(
         with pytest.raises(httpx.ConnectError, match="refused"):
             transport.handle_request(request)
     assert tried == addresses
-
-
-def test_a_host_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    monkeypatch.setattr(urls, "_TRIES", 1)
-    with pytest.raises(ImageNotFoundError, match=r"a\.jpg cannot be read \(Name or service not"):
-        RemotePhoto(name="a", url="http://none.example/a.jpg").read()
 
 
 def test_the_checked_address_is_the_one_connected_to(

@@ -20,21 +20,13 @@ from captioner.shared.files import is_inside, replace_file
 from captioner.shared.tables import decode_text
 from captioner.shared.text import counted, json_line
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.inputs.photos import (
-    Photo,
-    PhotoFile,
-    name_on_disk,
-    open_quietly,
-)
+from captioner_serving.batch.inputs.photos import Photo, PhotoFile, name_on_disk
 from captioner_serving.batch.outputs.embedding import read_own_texts
 from captioner_serving.batch.outputs.written import WrittenFiles, read_existing
 from captioner_serving.batch.outputs.xmp import DESCRIPTION, merge_xmp
 from captioner_serving.batch.wording import Existing, combine, combine_keywords, sentence
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
-_PHOTO = re.compile(
-    rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|GIF8|BM|....ftyp(avi|hei|hev|mif1|msf1)", re.DOTALL
-)
 _CONTENT = re.compile(r"[0-9]{1,15}-[0-9a-f]{1,8}")
 # Suffixes of raw photos, whose settings are in photo.xmp.
 _RAW = (
@@ -118,7 +110,7 @@ class SidecarWriter:
         if kind == "xmp" and os.path.lexists(f"{photo}.xmp"):  # the name that darktable uses
             return f"{photo}.xmp"
         stem, suffix = os.path.splitext(photo)
-        siblings = [stem] if suffix and _is_photo(stem) else []
+        siblings = [stem] if suffix and os.path.isfile(stem) else []
         siblings += self._siblings(stem, (*IMAGE_SUFFIXES, *(_RAW if kind == "xmp" else ())))
         if any(not _is_same(sibling, photo) for sibling in siblings):
             self.counts["renamed"] += 1
@@ -191,15 +183,6 @@ def find_photo(name: str, root: str | None) -> PhotoFile:
             f"there is no photo {file} for a sidecar: set the base folder of names with --root"
         )
     return PhotoFile(name=name, file=file)
-
-
-def _is_photo(path: str) -> bool:
-    """Return whether a file without a suffix begins like a photo."""
-    try:
-        with open(path, "rb", opener=open_quietly) as file:
-            return _PHOTO.match(file.read(32)) is not None
-    except OSError:
-        return False
 
 
 def _is_same(path: str, other: str) -> bool:

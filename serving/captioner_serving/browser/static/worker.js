@@ -56,26 +56,12 @@ async function caption({ key, photo, name, captions }) {
   const square = squareOf(bitmap, about.transform);
   bitmap.close();
   const { familiarity, sentences } = await write(model, square, captions);
-  const [best, ...alternatives] = withDoubts(sentences.map((sentence) => describe(about, sentence, box)), about.trust);
+  const [best, ...alternatives] = sentences.map((sentence) => describe(about, sentence, box));
   return {
     image: name, ...best, ...(familiarity === undefined ? {} : { familiarity: round(familiarity, 4) }), ...(style ? { style } : {}),
     ...(familiarity < about.trust?.unfamiliar ? { unfamiliar: true } : {}),
     alternatives, model: { name: about.name, version: about.version, dtype: "float32" },
   };
-}
-
-// Caption.doubt: the least trusted word of a doubtful caption, and the word in its place in another sentence with the
-// same beginning.
-function withDoubts(sentences, limits) {
-  return sentences.map((sentence) => {
-    const doubtful = sentence.words.filter((word) => word.doubtful);
-    if (!(sentence.trust < limits?.doubtful_caption) || !doubtful.length) return sentence;
-    const least = doubtful.reduce((low, word) => (word.trust < low.trust ? word : low)), at = sentence.words.indexOf(least);
-    const before = (words) => words.slice(0, at).map(({ word }) => word).join("\n");
-    const runnerUp = sentences.filter((other) => other !== sentence && before(other.words) === before(sentence.words)).map((other) => other.words[at])
-      .find((word) => word?.trust !== undefined && word.word !== least.word);
-    return { ...sentence, doubt: `This may be wrong: '${least.word}'` + (runnerUp ? `, or '${runnerUp.word}'` : "") };
-  });
 }
 
 const round = (value, digits) => Math.round(value * 10 ** digits) / 10 ** digits;

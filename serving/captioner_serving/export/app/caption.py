@@ -168,22 +168,16 @@ class Captioner:
         self,
         photo: Any,
         *,
-        beam_size: int | None = None,
         captions: int = 1,
-        style: str | None = None,
         attention: bool = True,
     ) -> dict[str, Any]:
-        """Return the record of a photo (a path or a binary file), as `captioner caption --json`."""
+        """Return the record of a photo (a path or a binary file), as `captioner caption --json`.
+
+        captions: the number of sentences. captioner.json has the beam size and the style.
+        """
         opened = self.open(photo)
-        beam = max(self.settings["beam_size"], captions) if beam_size is None else beam_size
-        if not 1 <= captions <= beam:
-            raise ValueError(
-                f"captions is {captions}; it must be between 1 and the beam size, {beam}"
-            )
-        styles = self.about["styles"]
-        style = style or self.settings["style"] or next(iter(styles), None)
-        if style is not None and style not in styles:
-            raise ValueError(f"there is no style {style!r}: choose from {', '.join(styles)}")
+        beam = max(self.settings["beam_size"], captions)
+        style = self.settings["style"] or next(iter(self.about["styles"]), None)
         pixels = np.asarray(self.square(opened)).transpose(2, 0, 1)[np.newaxis]
         encoded = self.encode(np.ascontiguousarray(pixels))
         box = [round(edge, 6) for edge in self.box(*opened.size)] if attention else None
@@ -375,9 +369,7 @@ def main() -> int:
     add("photos", nargs="+", metavar="PHOTO")
     add("--json", action="store_true", help="print one JSON record per photo")
     add("--attention", action="store_true", help="add each word's attention (with --json)")
-    add("--beam-size", type=int, metavar="N")
     add("--captions", type=int, default=1, metavar="N", help="the N best captions")
-    add("--style", metavar="NAME", help="caption style, for models with several")
     options = vars(parser.parse_args())
     photos, is_json = options.pop("photos"), options.pop("json")
     try:
