@@ -158,7 +158,7 @@ def test_a_self_critical_step_reads_nothing(
 
 @pytest.mark.parametrize("from_stage", [None, 0])
 def test_a_training_step_reads_nothing(tiny_checkpoint: Checkpoint, from_stage: int | None) -> None:
-    stage = Stage(epochs=1, batch_size=4, fine_tune_from=from_stage, scheduled_sampling=0.5)
+    stage = Stage(epochs=1, batch_size=4, fine_tune_from=from_stage)
     step = dense_step(
         tiny_checkpoint, stage, CrossEntropy(), DoublyStochastic(1), AttentionEntropy(1)
     )

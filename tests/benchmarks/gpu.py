@@ -278,7 +278,7 @@ def build_step(
     )  # fmt: skip
     processes = Processes(device=bench.device)
     stage = TrainState(model, processes=processes).begin_stage(recipe, steps=10_000)
-    return TrainStep(stage, recipe, objectives=objectives, vocabulary=WORDS, processes=processes)
+    return TrainStep(stage, recipe, objectives=objectives, processes=processes)
 
 
 def use_tf32(bench: Bench) -> None:

@@ -170,7 +170,7 @@ def run_epoch(
     stage = TrainState(model, processes=processes).begin_stage(recipe, steps=batches.steps)
     step = TrainStep(
         stage, recipe, objectives=stage_objectives(recipe, recipe.stages[0], corpus),
-        vocabulary=corpus.vocabulary, processes=processes,
+        processes=processes,
     )  # fmt: skip
     ends = [wait(device)]
     for parts in batches.epoch(0, skip=0, max_batches=batches.steps):

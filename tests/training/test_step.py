@@ -1,4 +1,4 @@
-"""A training step: its changes, gradients, and scheduled sampling."""
+"""A training step: its changes and gradients."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ from torch._dynamo.utils import counters
 
 from captioner.checkpoint import Checkpoint
 from captioner.errors import ConfigError
-from captioner.model.decoder import DecoderOutput
-from captioner.photos.transform import Transform
 from captioner.vocabulary import END, PAD, START, UNK, Vocabulary
-from captioner_training import train as train_module
 from captioner_training.data.batches import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.attention import AttentionEntropy, DoublyStochastic
-from captioner_training.losses.objective import Captions, Counts, CrossEntropy, Objective
+from captioner_training.losses.objective import CrossEntropy, Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.losses.table import stage_objectives
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import AveragedWeights, Progress, Score, StageState, TrainState
-from captioner_training.step import CaptionLoss, TrainStep
+from captioner_training.step import TrainStep
 from tests.training.runs import begin_step, make_batch
 
 CPU = Processes(device=torch.device("cpu"))
 
 
 def recipe(**fields: object) -> Recipe:
-    stage = Stage(epochs=2, batch_size=4, scheduled_sampling=0.5, learning_rate=1e-2, warmup=0)
+    stage = Stage(epochs=2, batch_size=4, learning_rate=1e-2, warmup=0)
     return Recipe(name="t", data=DataConfig(scenes=ScenesConfig()), stages=(stage,), **fields)  # type: ignore[arg-type]
 
 
@@ -43,68 +40,6 @@ def batch() -> Batch:
     generator = torch.Generator().manual_seed(0)
     grids = torch.randn(4, 9, 576, generator=generator)
     return make_batch(grids, [[[5, 6, 7], [4, 8]]] * 4, starts=[START] * 4, maximum_length=5)
-
-
-def read(checkpoint: Checkpoint, batch: Batch, own_words: float) -> torch.Tensor:
-    """Take the loss of the batch's captions."""
-    loss = CaptionLoss(
-        checkpoint.model, {"it": CrossEntropy()}, vocabulary=checkpoint.vocabulary,
-        transform=Transform(checkpoint.transform),
-    )  # fmt: skip
-    captions = Captions(batch.tokens, Counts.of(batch.tokens))
-    values: dict[str, torch.Tensor] = loss(batch.images, captions, None, torch.tensor(own_words))
-    return values["loss"]
-
-
-def listen(monkeypatch: pytest.MonkeyPatch, decoder: Any) -> list[torch.Tensor]:
-    """Write down the tokens that a decoder reads."""
-    heard: list[torch.Tensor] = []
-    forward = decoder.forward
-
-    def listening(features: torch.Tensor, tokens: torch.Tensor) -> DecoderOutput:
-        heard.append(tokens)
-        output: DecoderOutput = forward(features, tokens)
-        return output
-
-    monkeypatch.setattr(decoder, "forward", listening)
-    return heard
-
-
-def test_scheduled_sampling_never_inserts_start_tokens(
-    styled: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vocabulary = styled.vocabulary
-    bias = styled.model.decoder.output_bias.data
-    bias[list(vocabulary.never_generated)] = 50.0
-    heard = listen(monkeypatch, styled.model.decoder)
-    start = vocabulary.start("short")
-    grids = torch.randn(4, 9, 576)
-    batch = make_batch(grids, [[[5, 6, 7], [4, 8]]] * 4, starts=[start] * 4, maximum_length=5)
-    read(styled, batch, 1.0)
-    mixed = heard[-1]
-    assert (mixed[..., 0] == start).all()
-    given = batch.tokens[..., 1:-1]
-    words, drawn = given[given > END], mixed[..., 1:][given > END]
-    assert (words != drawn).any() and not set(drawn.tolist()) & {*vocabulary.never_generated, END}
-
-
-def test_scheduled_sampling_rises_to_its_share(
-    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny_checkpoint.model.decoder.output_bias.data[9] = 50.0  # what no caption says
-    heard = listen(monkeypatch, tiny_checkpoint.model.decoder)
-    captions = [[[4, 5, 6, 7, 8] * 4] * 10] * 4
-    batch = make_batch(torch.randn(4, 9, 576), captions, starts=[START] * 4, maximum_length=20)
-    stage = Stage(epochs=2, scheduled_sampling=0.8, learning_rate=1e-4, warmup=0)
-    step = begin_step(tiny_checkpoint, stage, steps=4, precision="float32")
-    shares = []
-    for _ in range(4):
-        step.stage.count_step(step([batch]))
-        shares.append((heard[-1][..., 1:-1] == 9).float().mean().item())
-        if len(shares) == 2:
-            step.stage.count_epoch(Score(0.0, 1.0))  # the stage has two epochs
-    # 760 words: four standard deviations of a share are at most 4 x sqrt(1/4 / 760) = 0.073.
-    assert shares[0] == 0 and shares == pytest.approx([0.0, 0.2, 0.4, 0.6], abs=0.073)
 
 
 @pytest.mark.parametrize(("carry_over", "epoch"), [("best", 0), ("last", 2)])
@@ -117,10 +52,7 @@ def test_a_stage_carries_over_the_averaged_weights_of_an_epoch(
     whole = replace(recipe(ema=0.5), stages=(stage, Stage(epochs=1)))
     state = TrainState(model, processes=CPU)
     begun = state.begin_stage(whole, steps=20)
-    step = TrainStep(
-        begun, whole, objectives={"it": CrossEntropy()}, processes=CPU,
-        vocabulary=tiny_checkpoint.vocabulary,
-    )  # fmt: skip
+    step = TrainStep(begun, whole, objectives={"it": CrossEntropy()}, processes=CPU)
     averages = []
     for cider, surprise in ((10.0, 3.0), (5.0, 2.0), (10.0, 3.0)):
         begun.count_step(step([batch]))
@@ -130,7 +62,7 @@ def test_a_stage_carries_over_the_averaged_weights_of_an_epoch(
     assert state.progress.epochs_without_improvement == 2 and state.progress.stage_step == 3
     assert not torch.equal(averages[0], averages[2])
     saved = state.state_dict()
-    state.end_stage()
+    begun.end()
     assert torch.equal(model.decoder.embedding.weight, averages[epoch])
     assert (state.progress.stage, state.progress.epoch, state.progress.best[0]) == (1, 0, 10.0)
     # The score is lower than the best of the first stage, and the best of the second stage.
@@ -139,8 +71,7 @@ def test_a_stage_carries_over_the_averaged_weights_of_an_epoch(
     # A run that is taken up again hands on the same.
     again = TrainState(model, processes=CPU)
     again.load_state_dict(saved)
-    again.begin_stage(whole, steps=20)
-    again.end_stage()
+    again.begin_stage(whole, steps=20).end()
     assert torch.equal(model.decoder.embedding.weight, averages[epoch])
 
 
@@ -310,23 +241,6 @@ def test_objectives_of_ones_own_that_cannot_work_are_refused(name: str, problem:
         stage_objectives(recipe(), stage, corpus)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_validation_leaves_the_model_in_its_mode(
-    tiny_checkpoint: Checkpoint, training: bool
-) -> None:
-    """A self-critical stage trains without dropout."""
-
-    def score(checkpoint: Checkpoint, _: object) -> Any:
-        checkpoint.model.eval()
-        return {"cross_entropy": 1.0}
-
-    model = tiny_checkpoint.model.train(training)
-    state = SimpleNamespace(model=model, progress=Progress())
-    run: Any = SimpleNamespace(_checkpoint=lambda: tiny_checkpoint, _score=score, state=state)
-    train_module.Run._validate(run, None)
-    assert model.training == training
-
-
 OBJECTIVES = (CrossEntropy(label_smoothing=0.1), DoublyStochastic(1.0), AttentionEntropy(1.0))
 STAGE = Stage(epochs=1, batch_size=4, learning_rate=1e-2, warmup=0)
 
@@ -356,24 +270,18 @@ def assert_close(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["grids", "scheduled sampling", "self-critical"])
+@pytest.mark.parametrize("kind", ["grids", "self-critical"])
 def test_a_compiled_loss_has_the_values_and_gradients_of_the_eager_one(
     tiny_checkpoint: Checkpoint, batch: Batch, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One graph, traced once for each shape; a later step depends on the gradients before.
-
-    Of pixels with fine-tuning, and with words that both steps draw with the same random numbers.
-    """
+    """One graph, traced once for each shape; a later step depends on the gradients before."""
     # Graphs are captured, but not compiled, which takes minutes.
     compile_ = partial(torch.compile, backend="eager", fullgraph=True, dynamic=False)
     monkeypatch.setattr(torch, "compile", lambda module, **_: compile_(module))
-    stage, objectives = replace(STAGE, fine_tune_from=0), OBJECTIVES
-    images = torch.randint(256, (4, 3, 64, 64), dtype=torch.uint8)
-    if kind == "grids":
-        stage, images = STAGE, batch.images
-    elif kind == "scheduled sampling":
-        stage = replace(stage, scheduled_sampling=0.9)
-    else:
+    stage, objectives, images = STAGE, OBJECTIVES, batch.images
+    if kind == "self-critical":  # with fine-tuning
+        stage = replace(stage, fine_tune_from=0)
+        images = torch.randint(256, (4, 3, 64, 64), dtype=torch.uint8)
         words = tiny_checkpoint.vocabulary.words[4:10]
         critic = SelfCriticalCaptions(
             SelfCritical(samples=3), vocabulary=tiny_checkpoint.vocabulary,

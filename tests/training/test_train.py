@@ -45,10 +45,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("fine_tune_from", ["null", "0"])
-def test_a_broken_photo_ends_the_run_and_its_workers(
-    run_captioner: Run, tmp_path: Path, fine_tune_from: str
-) -> None:
+def test_a_broken_photo_ends_the_run_and_its_workers(run_captioner: Run, tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_photos(tmp_path, split, [["a grey square"]] * 8)
     broken = tmp_path / "train" / "5.png"
@@ -57,35 +54,12 @@ def test_a_broken_photo_ends_the_run_and_its_workers(
         "encoder_weights: random\nencoder: {name: mobilenet_v3_small}\n"
         "transform: {mode: squash, size: 64}\n"
         'data: {train: ["."], validation: ["."], minimum_count: 1, workers: 2}\n'
-        f"stages: [{{epochs: 1, batch_size: 4, fine_tune_from: {fine_tune_from}}}]\n"
+        "stages: [{epochs: 1, batch_size: 4, fine_tune_from: 0}]\n"
     )
     options = ("--data.root", tmp_path, "--out", tmp_path / "run")
     result = run_captioner("train", tmp_path / "recipe.yaml", *options, timeout=300)
     assert result.returncode == 1
     assert "5.png" in result.stderr and "Traceback" not in result.stderr
-
-
-@pytest.mark.slow
-def test_a_run_from_recipe_to_scored_checkpoint(
-    run_main: Run, recipe: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    best = out / "best.safetensors"
-    result = run_main("train", recipe, "--out", out, "--data.workers", 0)
-    assert (result.returncode, result.stdout.strip()) == (0, str(best)), result.stderr
-    assert load_checkpoint(best).name == "miniature"
-    assert json.loads((out / "recipe.json").read_text())["name"] == "miniature"
-    lines = records(out)
-    epochs = [one for one in lines if one["event"] == "epoch"]
-    assert [(one["stage"], one["epoch"]) for one in epochs] == [(1, 1), (1, 2), (1, 3), (2, 1)]
-    assert lines[-1]["event"] == "finished"
-    losses = [one["cross_entropy"] for one in epochs]
-    # Short stages log every step; an epoch has the mean of its steps.
-    steps = [one["cross_entropy"] for one in lines if one["event"] == "step"]
-    assert losses == pytest.approx([sum(steps[at : at + 6]) / 6 for at in range(0, 24, 6)])
-    assert losses[2] < 0.8 * losses[0]  # six steps each; it learns the grammar of scenes at once
-    highest = max(one["validation"]["CIDEr"] for one in epochs)
-    assert load_checkpoint(best).metrics["CIDEr"] == pytest.approx(highest)
 
 
 class Shy(Objective):
@@ -120,8 +94,13 @@ def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
             "loss/cross_entropy", "loss/doubly_stochastic", "loss/attention_entropy"
         }  # fmt: skip
         assert sum(terms.values()) == pytest.approx(one["loss"], rel=1e-5)
-    shut = [one[f"loss/{name}"] for one in steps if one["stage"] == 1]
+    first = [one for one in steps if one["stage"] == 1]
+    shut = [one[f"loss/{name}"] for one in first]
     assert 1 < shut[0] < 5 and shut[-1] < 0.8 * shut[0]
+    # An epoch has the mean of its steps.
+    epoch = next(one for one in records(tmp_path / "run") if one["event"] == "epoch")
+    nats = [one["cross_entropy"] for one in first]
+    assert epoch["cross_entropy"] == pytest.approx(sum(nats) / 6) and nats[-1] < 0.8 * nats[0]
 
 
 class Greedy(Objective):

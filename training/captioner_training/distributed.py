@@ -28,9 +28,9 @@ _TORCHRUN = {"WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def exit_silently() -> NoReturn:
-    """Exit without a message after another process failed.
+    """Exit without a message after another process failed, which first prints its error.
 
-    The delay lets that process print its error: torchrun kills all processes when one exits.
+    torchrun kills all processes when one exits.
     """
     time.sleep(_EXIT_DELAY)
     raise SystemExit(1)
@@ -125,10 +125,7 @@ class Processes:
 
 @contextmanager
 def start_processes(device: str = "auto") -> Iterator[Processes]:
-    """Join the processes that torchrun started; without torchrun, use a single process.
-
-    For `device` see find_device; "cuda" selects the GPU of the local rank.
-    """
+    """Join the processes that torchrun started; without torchrun, use a single process."""
     if missing := sorted(_TORCHRUN - os.environ.keys()):
         if (world_size := os.environ.get("WORLD_SIZE", "1")) != "1":
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The log of a run: JSON lines, a progress bar, messages, and TensorBoard or Weights & Biases."""
+"""The log of a run: JSON lines, a progress bar, messages, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,73 +30,14 @@ from captioner_training.state import Progress, StageState, diverged
 _LINES = 20  # log lines about steps per stage, at least
 
 
-Recorder = Callable[[Mapping[str, float], int], object]
-"""Records scalars by name at a step."""
-
-Tracker = Callable[..., AbstractContextManager[Recorder]]
-"""Opens the folder `out` of a run at `step`; see TRACKERS."""
-
-
-@contextmanager
-def tensorboard_tracker(recipe: Mapping[str, Any], *, out: Path, step: int) -> Iterator[Recorder]:
-    """Write event files to DIR/tensorboard; view them with `tensorboard --logdir DIR`.
-
-    Events that an interrupted run wrote after `step` are dropped.
-    """
-    folder = out / "tensorboard"
-    with writing(folder):
-        module = import_module("torch.utils.tensorboard")
-        writer = module.SummaryWriter(str(folder), purge_step=step + 1)
-    writer.add_text("recipe", f"```\n{dict(recipe)}\n```", global_step=step + 1)
-
-    def record(values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, global_step=step)
-
-    with closing(writer):
-        yield record
-
-
-@contextmanager
-def wandb_tracker(recipe: Mapping[str, Any], *, out: Path, step: int) -> Iterator[Recorder]:  # noqa: ARG001 - kept by W&B
-    """Log to Weights & Biases, configured by WANDB_PROJECT, WANDB_MODE and so on.
-
-    A resumed run continues the run whose id is stored in `out`.
-
-    Raises ConfigError: wandb cannot start, such as without a key.
-    """
-    wandb, marker = import_module("wandb"), out / "wandb-run"
-    with writing(marker):
-        out.mkdir(parents=True, exist_ok=True)
-        identifier = marker.read_text().strip() if marker.exists() else None
-        resume = None if identifier is None else "allow"
-        try:
-            run = wandb.init(
-                dir=str(out), name=out.name, id=identifier, resume=resume, config=dict(recipe)
-            )
-        except wandb.Error as error:
-            raise ConfigError(
-                f"--log wandb failed ({error}): run `wandb login`, or set WANDB_API_KEY or "
-                "WANDB_MODE=offline"
-            ) from error
-        marker.write_text(f"{run.id}\n")
+def import_tensorboard() -> Any:
+    """Import torch's writer of TensorBoard events. Raises ConfigError: it is not installed."""
     try:
-        yield lambda values, step: run.log(dict(values), step=step)
-    finally:
-        run.finish()
-
-
-TRACKERS: dict[str, Tracker] = {"tensorboard": tensorboard_tracker, "wandb": wandb_tracker}
-"""Trackers by the names of `captioner train --log`."""
-
-
-def find_tracker(name: str) -> Tracker:
-    """Return a tracker by its name. Raises ConfigError: its package is not installed."""
-    try:
-        import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+        return import_module("torch.utils.tensorboard")
     except ImportError as error:
-        raise ConfigError(f"--log {name} needs {name}: pip install 'captioner[{name}]'") from error
-    return TRACKERS[name]
+        raise ConfigError(
+            "--log tensorboard needs tensorboard: pip install 'captioner[tensorboard]'"
+        ) from error
 
 
 def scalars(record: Mapping[str, Any], *, prefix: str = "") -> dict[str, float]:
@@ -114,9 +55,8 @@ class Log(Closing):
     """Writes log.jsonl and prints messages, in the main process only.
 
     Apart from `timing`, all runs of a recipe on the same machine write the same records,
-    interrupted or not. When a run resumes, records after the saved `progress` are removed.
-
-    Raises OutputError: the log cannot be written.
+    interrupted or not. When a run resumes, records after the saved `progress` are removed. With
+    `tensorboard`, DIR/tensorboard gets them too.
     """
 
     def __init__(
@@ -126,10 +66,11 @@ class Log(Closing):
         *,
         processes: Processes,
         progress: Progress,
-        recorder: Recorder | None = None,
+        tensorboard: bool = False,
     ) -> None:
         self.recipe, self.processes, self.progress = recipe, processes, progress
-        self._record, self.path = recorder, out / "log.jsonl"
+        self.path = out / "log.jsonl"
+        self._events: Any = None  # a SummaryWriter
         self._timing: dict[str, float] = {}  # of the steps of the last epoch
         self._has_cider = True
         if not processes.main:
@@ -140,19 +81,26 @@ class Log(Closing):
             keep = self._file.read(keep).rfind(b"\n") + 1  # the file may be shorter than log_bytes
             self._file.truncate(keep)
             self._file.seek(keep)
+            if tensorboard:
+                self._events = import_tensorboard().SummaryWriter(
+                    str(out / "tensorboard"), purge_step=progress.global_step + 1
+                )
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         if self.processes.main:
             self._file.close()
+        if self._events is not None:
+            self._events.close()
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self.processes.main:
             with writing(self.path):
                 self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
                 self._file.flush()
-        if self._record is not None:
-            self._record(scalars(record), self.progress.global_step)
+        if self._events is not None:
+            for name, value in scalars(record).items():
+                self._events.add_scalar(name, value, global_step=self.progress.global_step)
 
     def sync(self) -> int:
         """Force all records to disk and return the length of the log in bytes."""
@@ -227,18 +175,13 @@ class Log(Closing):
         self._bar.set_postfix(loss=f"{named['loss']:.3f}", refresh=False)
 
     def check_finite(self, values: Mapping[str, float]) -> None:
-        """Check the values of a step or epoch; only the main process reports a problem.
-
-        Raises GenerationError: one of the values is NaN or infinite.
-        """
-        if all(map(math.isfinite, values.values())):
-            return
-        if not self.processes.main:
-            exit_silently()
-        raise diverged(self.progress.global_step)
+        """Raise GenerationError in the main process if a value is NaN or infinite."""
+        if not all(map(math.isfinite, values.values())):
+            if not self.processes.main:
+                exit_silently()
+            raise diverged(self.progress.global_step)
 
     def _scores(self, scores: Mapping[str, float]) -> str:
-        """Return the scores in a line; CIDEr is 0 for one image and noise for a few."""
         cider = f"CIDEr {scores['CIDEr']:.1f}, " if self._has_cider else ""
         return f"{cider}BLEU-4 {scores['BLEU-4']:.1f}"
 
@@ -250,10 +193,7 @@ class Log(Closing):
     def epoch(
         self, means: Mapping[str, float], scores: Mapping[str, float], *, stage: StageState
     ) -> None:
-        """Log the epoch that just ended and print its scores.
-
-        means: the mean of each training value over the epoch's steps.
-        """
+        """Log the epoch that just ended and print its scores; `means` are of the training."""
         timing, progress = self._timing, self.progress
         place = self._place(progress.epoch)
         self._write({"event": "epoch", **place, **means, "validation": scores, "timing": timing})

@@ -26,7 +26,7 @@ from captioner.model.encoder import EncoderConfig
 from captioner.model.scores import SCORES, ScoreFunction
 from captioner.photos.transform import TransformConfig
 from captioner.shared.paths import did_you_mean, expanded
-from captioner.shared.settings import Fraction, NotNegative, Positive, PositiveFloat, Share
+from captioner.shared.settings import Fraction, NotNegative, Positive, PositiveFloat
 from captioner.shared.tables import read_text
 from captioner.vocabulary import Tokenizer, is_printable, tokenize
 
@@ -167,9 +167,6 @@ class Stage(_Checked):
     losses/objective.py."""
     accumulate: Positive = 1
     """Number of parts that a batch is split into, to save memory; they are computed in turn."""
-    scheduled_sampling: Share = 0.0
-    """Share of input words that are replaced by the model's predictions. It rises linearly from 0
-    to this value, which is reached at the end of the stage and is usually 0.1 to 0.25."""
     patience: Positive | None = None
     """End the stage after this many epochs without a better validation score; null: never."""
     carry_over: Literal["best", "last"] = "best"
@@ -183,8 +180,6 @@ class Stage(_Checked):
             for name in ("flip", "crop", "size", "encoder_learning_rate"):
                 if getattr(self, name):
                     yield f"{name} has no effect while the encoder is frozen: set fine_tune_from"
-        if self.self_critical is not None and self.scheduled_sampling > 0:
-            yield "scheduled_sampling has no effect in a self-critical stage: leave it out"
 
 
 @dataclass(frozen=True, kw_only=True, config=_CONFIG)

@@ -76,10 +76,8 @@ class Progress:
 class StageState:
     """The optimizer, scheduler, averaged weights and loss sums of a stage of `steps` steps.
 
-    The trained parameters of the model must require gradients.
-
-    The scaler is for float16, and disabled otherwise. `sums` has the sum of each training value
-    over this process's steps of the epoch, by name.
+    The scaler is for float16. `sums` has the sum of each training value over this process's steps
+    of the epoch, by name.
     """
 
     def __init__(
@@ -100,16 +98,14 @@ class StageState:
     @property
     def is_out_of_patience(self) -> bool:
         """Whether the last `patience` epochs have brought no better score."""
-        patience = self.config.patience
-        return patience is not None and self.progress.epochs_without_improvement >= patience
+        return self.progress.epochs_without_improvement >= (self.config.patience or math.inf)
 
     @property
     def is_over(self) -> bool:
         """Whether the stage has taken all its steps, or is out of patience."""
-        progress = self.progress
         # A dry run may end inside an epoch, which is still validated.
-        all_taken = progress.step == 0 and progress.stage_step >= self.steps
-        return progress.epoch >= self.config.epochs or all_taken or self.is_out_of_patience
+        all_taken = self.progress.step == 0 and self.progress.stage_step >= self.steps
+        return all_taken or self.is_out_of_patience
 
     def count_step(self, values: Mapping[str, Tensor]) -> None:
         """Count a step and add up the values that it returned."""
@@ -119,10 +115,7 @@ class StageState:
         self.progress.global_step += 1
 
     def count_epoch(self, score: Score, *, has_cider: bool = True) -> bool:
-        """Count an epoch and its score; return whether it is the best of the run.
-
-        The model must have the averaged weights. For `has_cider` see Score.is_better.
-        """
+        """Count an epoch of the averaged weights; return whether it is the best of the run."""
         progress = self.progress
         progress.epoch, progress.step = progress.epoch + 1, 0
         self.sums = {}
@@ -151,7 +144,7 @@ class StageState:
         progress.stage_best, progress.epochs_without_improvement = None, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that all processes share."""
+        """Return what all processes share."""
         parts = {name: getattr(self, name).state_dict() for name in _STATEFUL}
         return {**parts, "best": self._best}
 
@@ -182,23 +175,15 @@ class TrainState:
                 stage.sums = self._restore_process(loaded["processes"])
         return stage
 
-    def end_stage(self) -> None:
-        """Carry the stage's weights over to the next one."""
-        if self.stage is not None:
-            self.stage.end()
-        self.stage = None
-
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, with the random states and sums of all processes.
 
         Raises GenerationError: the weights are NaN or infinite.
         """
-        sums, device = self.stage.sums if self.stage is not None else {}, self.processes.device
+        stage, device = self.stage, self.processes.device
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        mine = {
-            "random": {"torch": torch.get_rng_state(), "cuda": cuda},
-            "sums": {name: value.cpu() for name, value in sums.items()},
-        }
+        sums = {} if stage is None else {name: value.cpu() for name, value in stage.sums.items()}
+        mine = {"random": {"torch": torch.get_rng_state(), "cuda": cuda}, "sums": sums}
         of_processes = self.processes.gather(mine)
         weights = self.model.state_dict()
         if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
@@ -206,7 +191,7 @@ class TrainState:
         return {
             "progress": self.progress.state_dict(),
             "model": weights,
-            "stage": None if self.stage is None else self.stage.state_dict(),
+            "stage": stage and stage.state_dict(),
             "processes": of_processes,
         }
 
@@ -222,20 +207,18 @@ class TrainState:
         If the number of processes has changed, the main process gets all sums and the random
         states are dropped.
         """
-        device = self.processes.device
-        if len(states) == self.processes.world:
-            mine = states[self.processes.rank]
-            torch.set_rng_state(mine["random"]["torch"])
-            if device.type == "cuda" and mine["random"]["cuda"] is not None:
-                torch.cuda.set_rng_state(mine["random"]["cuda"], device)
-            sums = mine["sums"]
-        else:
-            share = 1 if self.processes.main else 0
-            sums = {
-                name: share * sum(state["sums"][name] for state in states)
-                for name in states[0]["sums"]
-            }
-        return {name: value.to(device) for name, value in sums.items()}
+        device, count = self.processes.device, len(states)
+        if count == self.processes.world:
+            states = [states[self.processes.rank]]
+            random = states[0]["random"]
+            torch.set_rng_state(random["torch"])
+            if device.type == "cuda" and random["cuda"] is not None:
+                torch.cuda.set_rng_state(random["cuda"], device)
+        share = int(count == self.processes.world or self.processes.main)
+        return {
+            name: share * torch.stack([state["sums"][name].to(device) for state in states]).sum()
+            for name in states[0]["sums"]
+        }
 
 
 def diverged(step: int) -> GenerationError:
@@ -247,18 +230,14 @@ def diverged(step: int) -> GenerationError:
 
 
 def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
-    """Return AdamW for the trained parameters of a stage.
-
-    The encoder has its own learning rate. Weight decay applies to matrices only.
-    """
+    """Return AdamW for the trained parameters of a stage. Only matrices have weight decay."""
     groups, slow = [], stage.encoder_learning_rate
     rates = (stage.learning_rate, 1e-4 if slow is None else slow)
     for module, rate in zip((model.decoder, model.encoder), rates, strict=True):
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        for decay, parameters in (
-            (recipe.weight_decay, [p for p in trained if p.ndim > 1]),
-            (0.0, [p for p in trained if p.ndim <= 1]),
-        ):
+        matrices = [parameter for parameter in trained if parameter.ndim > 1]
+        vectors = [parameter for parameter in trained if parameter.ndim <= 1]
+        for parameters, decay in ((matrices, recipe.weight_decay), (vectors, 0.0)):
             if parameters:
                 groups.append({"params": parameters, "lr": rate, "weight_decay": decay})
     # The usual epsilon of 1e-8 would amplify rounding errors of almost zero gradients, so that runs
@@ -292,10 +271,8 @@ class AveragedWeights:
     def __init__(self, module: nn.Module, *, decay: float) -> None:
         self.decay = decay
         self.updates = 0
-        self._trained = {
-            name: parameter for name, parameter in module.named_parameters()
-            if parameter.requires_grad
-        }  # fmt: skip
+        named = module.named_parameters()
+        self._trained = {name: parameter for name, parameter in named if parameter.requires_grad}
         self._average = {
             name: parameter.detach().clone() for name, parameter in self._trained.items() if decay
         }
@@ -315,9 +292,6 @@ class AveragedWeights:
 
         Then the weights have their former addresses again, as CUDA graphs require.
         """
-        if self.decay == 0:
-            yield
-            return
         self._swap()
         try:
             yield
@@ -326,7 +300,8 @@ class AveragedWeights:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for name, parameter in self._trained.items():
+        for name in self._average:
+            parameter = self._trained[name]
             parameter.data, self._average[name] = self._average[name], parameter.data
 
     def state_dict(self) -> dict[str, Any]:

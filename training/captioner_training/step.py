@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from captioner.errors import ConfigError
-from captioner.generation.sampling import draw
 from captioner.inference.device import find_dtype
 from captioner.model.model import CaptionModel
 from captioner.photos.transform import Transform
-from captioner.vocabulary import END, PAD, Vocabulary
 from captioner_training.data.batches import Batch
 from captioner_training.distributed import Processes
 from captioner_training.losses.objective import (
@@ -63,7 +61,6 @@ class TrainStep:
         recipe: Recipe,
         *,
         objectives: Mapping[str, Objective],
-        vocabulary: Vocabulary,
         processes: Processes,
     ) -> None:
         self.stage, self.processes = stage, processes
@@ -77,20 +74,18 @@ class TrainStep:
         self.loss = CaptionLoss(
             stage.model,
             objectives,
-            vocabulary=vocabulary,
             transform=Transform(recipe.transform),
             dense=self._compile or processes.device.type != "cpu",
-        ).to(processes.device)
+        )
         self._built: nn.Module | None = None  # compiled and wrapped when the first batch arrives
         stage.model.train(self._sampling is None)
 
     def __call__(self, parts: Sequence[Batch]) -> dict[str, Tensor]:
-        """Take one optimizer step on this process's share of a batch.
+        """Take one optimizer step on this process's share of a batch, one part after the other.
 
-        The parts of the share are computed one after the other to save memory. Returns scalars on
-        the device: `loss`, its terms `loss/NAME`, `cross_entropy` in nats per token,
-        `gradient_norm` before clipping, and the mean `reward` of sampled captions. Their sums over
-        all processes are the values of the whole batch.
+        Returns scalars on the device: `loss`, its terms `loss/NAME`, `cross_entropy` in nats per
+        token, `gradient_norm` before clipping, and the mean `reward` of sampled captions. Their
+        sums over all processes are the values of the whole batch.
         """
         stage, scaler = self.stage, self.stage.scaler
         if self._compile and self.processes.device.type == "cuda":
@@ -124,23 +119,19 @@ class TrainStep:
 
     def _inputs(self, parts: Sequence[Batch]) -> tuple[list[tuple[Any, ...]], Tensor | None]:
         """Return the arguments of CaptionLoss for each part, and the mean reward or None."""
-        device, stage = self.processes.device, self.stage
+        device = self.processes.device
         images = [part.images.to(device, non_blocking=True) for part in parts]
         tokens = [part.tokens.to(device, non_blocking=True) for part in parts]
         data_counts = self._count(tokens)
         data = [Captions(part, data_counts) for part in tokens]
-        share = None
-        if stage.config.scheduled_sampling > 0:
-            current = stage.config.scheduled_sampling * stage.progress.stage_step / stage.steps
-            share = torch.full((), current, device=device)
         if self._sampling is None:
-            return [(*pair, None, share) for pair in zip(images, data, strict=True)], None
+            return [(*pair, None) for pair in zip(images, data, strict=True)], None
         samples = [self._sample(*pair) for pair in zip(parts, images, strict=True)]
         counts = self._count([tokens for tokens, _, _ in samples])
         sampled = [Captions(tokens, counts, advantages) for tokens, advantages, _ in samples]
         total = torch.stack([reward for _, _, reward in samples]).sum()
         reward = total.to(device, non_blocking=True) / counts.captions
-        return [(*part, share) for part in zip(images, data, sampled, strict=True)], reward
+        return list(zip(images, data, sampled, strict=True)), reward
 
     def _sample(self, part: Batch, images: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad(), self.autocast:
@@ -162,10 +153,9 @@ class TrainStep:
         if self.processes.world > 1:
             # BatchNorm's statistics are fixed, so buffers need no synchronization. torch has
             # renamed the option.
-            options = inspect.signature(DistributedDataParallel).parameters
-            name = "forward_sync_buffers"
-            buffers: dict[str, Any] = {name if name in options else "broadcast_buffers": False}
-            loss = DistributedDataParallel(loss, gradient_as_bucket_view=True, **buffers)
+            options, name = inspect.signature(DistributedDataParallel), "forward_sync_buffers"
+            buffers = {name if name in options.parameters else "broadcast_buffers": False}
+            loss = DistributedDataParallel(loss, gradient_as_bucket_view=True, **buffers)  # type: ignore[arg-type]
         return loss
 
     def _compiled(self, inputs: tuple[Any, ...]) -> nn.Module:
@@ -201,7 +191,6 @@ class CaptionLoss(nn.Module):
         model: CaptionModel,
         objectives: Mapping[str, Objective],
         *,
-        vocabulary: Vocabulary,
         transform: Transform,
         dense: bool = False,
     ) -> None:
@@ -209,33 +198,20 @@ class CaptionLoss(nn.Module):
         self.model, self.objectives, self.transform = model, dict(objectives), transform
         self.dense = dense
         self._uses_references = any(objective.uses_references for objective in objectives.values())
-        self.never: Tensor
-        self.register_buffer(
-            "never", torch.tensor([*vocabulary.never_generated, END]), persistent=False
-        )
 
     def forward(
-        self, images: Tensor, data: Captions, sampled: Captions | None, share: Tensor | None
+        self, images: Tensor, data: Captions, sampled: Captions | None
     ) -> dict[str, Tensor]:
         """Return the loss of the data's captions, of sampled captions, or of both.
 
-        Args:
-            images: pixels (B, 3, S, S) uint8, or grids (B, L, D), on the device.
-            data: captions of the data.
-            sampled: captions that the model sampled, in a self-critical stage.
-            share: scalar, the share of input words to replace by predictions; None: no words.
-
-        Returns:
-            `loss`, its terms `loss/NAME`, and `cross_entropy` in nats per token: of the data's
-            captions if an objective reads them, else of the sampled ones.
+        Images are pixels (B, 3, S, S) uint8, or grids (B, L, D). Returns `loss`, its terms
+        `loss/NAME`, and `cross_entropy` in nats per token: of the data's captions if an objective
+        reads them, else of the sampled ones.
         """
         features = self.encode(images)
-        if sampled is None:
-            output = reference_output = self.force(features, data, share)
-        else:
-            output = reference_output = self.force(features, sampled, None)
-            if self._uses_references:
-                reference_output = self.force(features, data, None)
+        output = reference_output = self.force(features, data if sampled is None else sampled)
+        if sampled is not None and self._uses_references:
+            reference_output = self.force(features, data)
         terms = {}
         for name, objective in self.objectives.items():
             terms[name] = objective.loss(reference_output if objective.uses_references else output)
@@ -252,30 +228,7 @@ class CaptionLoss(nn.Module):
         pixels = self.transform.normalize(images).contiguous(memory_format=torch.channels_last)
         return self.model.encode(pixels).features
 
-    def force(
-        self, features: Tensor, captions: Captions, share: Tensor | None
-    ) -> TeacherForcedOutput:
+    def force(self, features: Tensor, captions: Captions) -> TeacherForcedOutput:
         """Run the decoder over captions with teacher forcing."""
-        inputs = captions.tokens[..., :-1]
-        if share is not None:
-            inputs = self._mix(features, inputs, share)
-        output = self.model.decoder(features, inputs)
+        output = self.model.decoder(features, captions.tokens[..., :-1])
         return TeacherForcedOutput(self.model.decoder, output, captions, dense=self.dense)
-
-    @torch.no_grad()
-    def _mix(self, features: Tensor, inputs: Tensor, share: Tensor) -> Tensor:
-        """Replace a share of the words (B, K, T) by predictions.
-
-        This is scheduled sampling (Bengio et al. 2015). All predictions come from one pass over the
-        data's captions (Duckworth et al. 2019, "Parallel Scheduled Sampling"). <start>, <end> and
-        <pad> are not replaced.
-        """
-        if inputs.shape[-1] < 2:
-            return inputs
-        before = self.model.decoder(features, inputs[..., :-1])
-        logits = self.model.decoder.logits(before.deep).float()
-        predicted = draw(logits.index_fill(-1, self.never, -torch.inf).softmax(dim=-1))
-        chosen = torch.rand(predicted.shape, device=predicted.device) < share
-        words = inputs[..., 1:]
-        mixed = torch.where(chosen & (words != PAD) & (words != END), predicted, words)
-        return torch.cat([inputs[..., :1], mixed], dim=-1)

@@ -39,26 +39,22 @@ from captioner_training.data.reading import read_corpus
 from captioner_training.distributed import Processes, memory_errors
 from captioner_training.evaluation.captioning import validate
 from captioner_training.initialization import build_model, load_encoder, load_initial
-from captioner_training.log import Log, Recorder, Tracker
+from captioner_training.log import Log
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.losses.objective import Objective
 from captioner_training.losses.table import objective_classes, stage_objectives
 from captioner_training.recipe import ANY_STYLE, LONG_STAGE, Recipe
-from captioner_training.run_folder import RunFolder, lock_folder, plain
+from captioner_training.run_folder import RunFolder, lock_folder
 from captioner_training.state import Score, StageState, TrainState, diverged
 from captioner_training.step import TrainStep, autocast_of, dtype_of
 
 
-def train(
-    recipe: Recipe, *, out: Path, processes: Processes, tracker: Tracker | None = None
-) -> Path:
+def train(recipe: Recipe, *, out: Path, processes: Processes, tensorboard: bool = False) -> Path:
     """Run a recipe, or resume its run, and return the path of the best checkpoint.
 
     Writes into `out`: best.safetensors (the highest CIDEr on validation; if equal, the lowest
     cross-entropy), last.safetensors, log.jsonl, recipe.json, and finished.json at the end. Until
     then, `out` also has state/, from which the same call resumes, and cache/, the encoded images.
-
-    A tracker opens TensorBoard or Weights & Biases; see log.TRACKERS.
 
     Raises:
         CaptionerError: the recipe is invalid, data or weights cannot be read or do not fit it, or
@@ -77,7 +73,7 @@ def train(
         run = processes.main_first(lambda: Run.begin(folder, processes=processes))
         if run is not None:
             with memory_errors():
-                run.train(tracker)
+                run.train(tensorboard=tensorboard)
         elif processes.main:
             print(f"this run is finished; its best checkpoint is {folder.best}", file=sys.stderr)
     return folder.best
@@ -185,10 +181,21 @@ class Run:
         """The recipe of the run."""
         return self.folder.recipe
 
-    def train(self, tracker: Tracker | None) -> None:
+    def train(self, *, tensorboard: bool) -> None:
         """Run the remaining stages and epochs."""
         progress, initial = self.state.progress, self.initial_checkpoint
-        with self._logging(tracker), self.interrupts.handled():
+        self.processes.main_alone(self.folder.begin)
+        with (
+            Log(
+                self.recipe,
+                self.folder.out,
+                processes=self.processes,
+                progress=progress,
+                tensorboard=tensorboard,
+            ) as self.log,
+            self.interrupts.handled(),
+        ):
+            self.log.start(self.corpus, initial)
             try:
                 if initial is not None and progress.initial_score is None:
                     self._score_initial(initial)
@@ -203,31 +210,6 @@ class Run:
                     self._save()
                 self.log.stop(self.folder.states())
                 raise
-
-    @contextmanager
-    def _logging(self, tracker: Tracker | None) -> Iterator[None]:
-        """Write the recipe and open the log."""
-        progress = self.state.progress
-
-        def begin() -> Recorder | None:
-            self.folder.begin()
-            if tracker is None:
-                return None
-            opened = tracker(plain(self.recipe), out=self.folder.out, step=progress.global_step)
-            return stack.enter_context(opened)
-
-        with ExitStack() as stack:
-            recorder = self.processes.main_alone(begin)
-            log = Log(
-                self.recipe,
-                self.folder.out,
-                processes=self.processes,
-                progress=progress,
-                recorder=recorder,
-            )
-            self.log = stack.enter_context(log)
-            self.log.start(self.corpus, self.initial_checkpoint)
-            yield
 
     def _train_stage(self) -> None:
         self._stop_if_requested()
@@ -244,13 +226,13 @@ class Run:
             stage,
             self.recipe,
             objectives=self.objectives[progress.stage],
-            vocabulary=self.corpus.vocabulary,
             processes=self.processes,
         )
         while not stage.is_over:
             with self.interrupts.deferred():
                 self._train_epoch(stage, batches, step, grids)
-        self.state.end_stage()
+        stage.end()
+        self.state.stage = None
         self.objectives[progress.stage - 1] = {}  # frees their CUDA graphs
         self._save()
 

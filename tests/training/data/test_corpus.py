@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,44 +20,24 @@ from tests.launcher import Run
 from tests.training.runs import write_photos
 
 
-@pytest.fixture
-def words() -> list[str]:
-    """A hundred words of six kinds."""
+def test_rare_words_and_long_captions_are_counted(tmp_path: Path) -> None:
     counts = {"a": 60, "dog": 30, "cat": 4, "hen": 3, "owl": 2, "emu": 1}
-    return [word for word, count in counts.items() for _ in range(count)]
-
-
-def make_image(tmp_path: Path, words: list[str], style: str = "") -> CaptionedImage:
-    """Make an image with captions of five words each."""
-    rows = tuple(tuple(words[at : at + 5]) for at in range(0, len(words), 5))
-    captions = tuple(map(" ".join, rows))
-    return CaptionedImage(
-        name="1.jpg", id=1, store=ImageStore(tmp_path), captions=captions, words=rows, style=style
-    )
-
-
-def describe(corpus: Corpus, **data: object) -> list[str]:
-    sources = {"train": ("t",), "validation": ("v",)}
-    return list(corpus.describe(DataConfig(**sources, **data)))  # type: ignore[arg-type]
-
-
-def test_rare_words_and_long_captions_are_counted(tmp_path: Path, words: list[str]) -> None:
-    image = make_image(tmp_path, words)
+    words = [word for word, count in counts.items() for _ in range(count)]
+    rows = tuple(tuple(words[at : at + 5]) for at in range(0, 100, 5))
+    image = CaptionedImage(
+        name="1.jpg", id=1, store=ImageStore(tmp_path), captions=tuple(map(" ".join, rows)),
+        words=rows,
+    )  # fmt: skip
     few = Corpus(train=[image], validation=[image] * 5, vocabulary=Vocabulary(["a", "dog"]))
-    assert describe(few, maximum_length=4) == [
-        "1 training images, 5 validation images, 2 words",
-        "4 of 6 words in the training captions become <unk> (data.minimum_count 5): 10.0 % of the "
-        "text",
-        "20 of 20 captions are longer than data.maximum_length 4 and are cut; the longest has 5 "
-        "words",
-    ]
-    more = Corpus(
-        train=[image], validation=[image], vocabulary=Vocabulary(["a", "dog", "cat", "hen"])
-    )
-    size, single, rare = describe(more, maximum_length=5, minimum_count=3)
-    assert size == "1 training images, 1 validation images, 4 words"
+    data = DataConfig(train=("t",), validation=("v",), maximum_length=4)
+    size, rare, long = few.describe(data)
+    assert size == "1 training images, 5 validation images, 2 words"
+    assert rare.startswith("4 of 6 words ") and rare.endswith(": 10.0 % of the text")
+    assert long.startswith("20 of 20 captions are longer") and long.endswith("has 5 words")
+    more = replace(few, validation=[image], vocabulary=Vocabulary(["a", "dog", "cat", "hen"]))
+    _, single, rare = more.describe(replace(data, maximum_length=5))
     assert single.startswith("note: CIDEr needs 5 validation photos, the run has 1")
-    assert rare.endswith("become <unk> (data.minimum_count 3): 3.0 % of the text")
+    assert rare.endswith(": 3.0 % of the text")
 
 
 def test_a_corpus_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> None:
@@ -76,7 +57,7 @@ def test_a_corpus_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> No
 def test_one_photo_is_too_few_to_train_on(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_photos(tmp_path, split, [["a grey square"]])
-    with pytest.raises(DataError, match=r"only one training photo, 0\.png: use at least"):
+    with pytest.raises(DataError, match=r"0\.png is the only training photo"):
         read_corpus(load_recipe("flickr8k", {"data.root": str(tmp_path)}), out=tmp_path)
 
 

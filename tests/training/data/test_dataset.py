@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tarfile
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -11,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -100,6 +100,7 @@ def test_a_glob_matches_tar_files_and_folders_without_conflicts(data: Path) -> N
     (data / "images-00.log").write_text("no tar file")
     (data / "images-01.tar").write_bytes((data / "images-00.tar").read_bytes())
     assert "1.png" in ImageStore(data / "images*")
+    assert "1.png" in ImageStore(shutil.copytree(data / "images", data / "images [2020]"))
     with tarfile.open(data / "images-00.tar", "a") as tar:  # in one file the newer one counts
         tar.add(data / "captions_images.json", "2.png")
     newer = (data / "captions_images.json").read_bytes()
@@ -126,15 +127,6 @@ def test_a_glob_matches_tar_files_and_folders_without_conflicts(data: Path) -> N
         store.read("2.png")
 
 
-def test_a_folder_is_found_with_brackets_in_its_name_or_as_a_dot(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    odd = (data / "images").rename(data / "images [2020]")
-    assert "1.png" in ImageStore(odd)
-    monkeypatch.chdir(odd)
-    assert "1.png" in ImageStore(".")
-
-
 def test_mirroring_knows_left_from_right(data: Path) -> None:
     images = read_coco(data / "captions_images.json", data / "images")
     transform = Transform(TransformConfig(mode="squash", size=16))
@@ -148,6 +140,12 @@ def test_mirroring_knows_left_from_right(data: Path) -> None:
             mirrored[index] += int(pixels[0, 8, 14] > 128)  # red on the right
     assert mirrored[1] == 0  # "on the left" must stay true
     assert 8 <= mirrored[0] <= 32 and 8 <= mirrored[2] <= 32  # 20 expected, 3.2 the deviation
+    assert not replace(images[0], captions=("a bright leftover",)).mentions_left_or_right
+    for caption in (
+        "Ein Hund auf der linken Seite", "un chien à droite", "RECHTS steht ein Haus",
+        "un perro a la izquierda", "le sue mani destre", "os carros da esquerda", "狗在左边",
+    ):  # fmt: skip
+        assert replace(images[0], captions=("Dog", caption)).mentions_left_or_right
     views = []
     for seed, index in (3, 0), (3, 2), (4, 0):  # each photo and each seed has its own
         dataset = ImageDataset(images, transform, flip=True, crop=0.3, seed=seed)
@@ -211,16 +209,6 @@ def test_a_broken_photo_is_named_by_every_reader(data: Path, workers: int) -> No
         assert len(caught.value.detail.splitlines()) == 1
 
 
-def test_captions_with_sides_keep_their_photo_from_being_mirrored(data: Path) -> None:
-    image = read_coco(data / "captions_images.json", data / "images")[0]
-    assert not replace(image, captions=("a bright leftover",)).mentions_left_or_right
-    for caption in (
-        "Ein Hund auf der linken Seite", "un chien à droite", "RECHTS steht ein Haus",
-        "un perro a la izquierda", "le sue mani destre", "os carros da esquerda", "狗在左边",
-    ):  # fmt: skip
-        assert replace(image, captions=(*image.captions, caption)).mentions_left_or_right
-
-
 def test_processes_share_the_cores_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = list[int]()
     monkeypatch.setattr(loader_module, "cores", lambda: 6)
@@ -255,7 +243,7 @@ def test_random_crops_of_a_tall_photo_move_along_both_sides(tmp_path: Path) -> N
 
 
 def make_batches(*, compiled: bool, **stage: Any) -> StageBatches:
-    """Make the batches of eight images, with two captions of 1 to 8 words each."""
+    """Make the batches of eight images, with six captions of 1 to 8 words each."""
 
     class Nothing(StageImages):
         def __init__(self) -> None:
@@ -268,7 +256,7 @@ def make_batches(*, compiled: bool, **stage: Any) -> StageBatches:
         name="t", data=DataConfig(scenes=ScenesConfig()), compile=compiled,
         stages=(Stage(epochs=1, **stage),),
     )  # fmt: skip
-    captions = [[[5] * length] * 2 for length in range(1, 9)]
+    captions = [[[5] * length] * 6 for length in range(1, 9)]
     table = CaptionTable(captions, starts=[START] * 8, maximum_length=9)
     sampler = stage_sampler(recipe, 0, table, Processes(device=torch.device("cpu")))
     return StageBatches(recipe, 0, images=Nothing(), captions=table, sampler=sampler)
@@ -304,25 +292,10 @@ def test_only_stages_that_read_captions_sort_by_their_length() -> None:
 def test_a_compiled_loss_gets_batches_of_few_shapes(*, compiled: bool) -> None:
     batches = make_batches(compiled=compiled, batch_size=2)
     read = [part for parts in batches.epoch(0, skip=0, max_batches=4) for part in parts]
-    # Two captions, <start>, and up to eight words with <end>.
-    longest = {(2, max(part.positions) + 3) for part in read}
-    few = {(2, 7), (2, 10)}  # the median of the images, and the longest
+    # <start>, and up to eight words with <end>.
+    longest = {(6, max(part.positions) + 3) for part in read}
+    few = {(5, 7), (5, 10)}  # five captions; the median of the images, and the longest
     assert {tuple(part.tokens.shape[1:]) for part in read} == (few if compiled else longest)
-
-
-def test_few_shapes_are_three_with_five_captions() -> None:
-    rng = np.random.default_rng(0)
-    counts, words = rng.integers(1, 8, 200).tolist(), rng.integers(6, 16, 200).tolist()
-    words[::20] = [22] * 10
-    lengths = [[length] * count for length, count in zip(words, counts, strict=True)]
-    captions = [[[5] * length for length in image] for image in lengths]
-    table = CaptionTable(captions, starts=[START] * 200, maximum_length=23)
-    shapes, order = set(), sorted(range(200), key=words.__getitem__)
-    for first in range(0, 200, 4):
-        positions = order[first : first + 4]
-        tokens = table.batch(positions, few_shapes=True)
-        shapes.add(tuple(tokens.shape))
-        for row, position in zip(tokens, positions, strict=True):
-            found = (row[:, 1:] == 5).sum(-1).tolist()
-            assert found == [*lengths[position], *[0] * 5][:5]
-    assert len(shapes) == 3 and {shape[1] for shape in shapes} == {5}
+    for part in read:
+        for row, position in zip(part.tokens, part.positions, strict=True):
+            assert ((row[:, 1:] == 5).sum(-1) == position + 1).all()

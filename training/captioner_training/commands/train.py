@@ -11,7 +11,6 @@ from captioner.inference.device import add_machine_arguments
 from captioner.shared.paths import expanded
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
-TRACKERS = ("tensorboard", "wandb")
 
 HELP = "Train a model with a recipe: the name of a shipped one, or a YAML file."
 EXAMPLES = """examples:
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("recipe", metavar="RECIPE", nargs="?", help=f"{', '.join(RECIPES)}, or a .yaml file")
     add("--out", type=Path, metavar="DIR", help="default: runs/RECIPE")
     add_machine_arguments(parser, dtype=False)
-    add("--log", choices=TRACKERS, help="also log to TensorBoard (DIR/tensorboard) or to W&B")
+    add("--log", choices=["tensorboard"], help="also log to TensorBoard (DIR/tensorboard)")
     add("--open", action="store_true", help="open the report in a browser at the end")
     add("--show", action="store_true", help="print the recipe and exit")
     add("--fields", action="store_true", dest="list_fields",
@@ -57,14 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     from captioner_training.conclusion import conclude
     from captioner_training.distributed import start_processes
-    from captioner_training.log import find_tracker
+    from captioner_training.log import import_tensorboard
     from captioner_training.train import train
 
-    tracker = None if arguments.log is None else find_tracker(arguments.log)
+    if arguments.log is not None:
+        import_tensorboard()  # before any work
     with start_processes(arguments.device) as processes:
         recipe = processes.main_first(lambda: load_recipe(arguments.recipe, arguments.fields))
         out = expanded(arguments.out or Path("runs") / recipe.name)
-        best = train(recipe, out=out, processes=processes, tracker=tracker)
+        best = train(recipe, out=out, processes=processes, tensorboard=arguments.log is not None)
     if processes.main:
         conclude(recipe, out=out, device=processes.device)
         print(best)

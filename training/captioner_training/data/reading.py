@@ -18,7 +18,6 @@ from captioner_training.data.captions import Corpus
 from captioner_training.data.images import CaptionedImage, ImageStore, Member
 from captioner_training.data.manifest import IndexRow, Manifest, is_prepared, is_unfinished
 from captioner_training.data.scenes import write_scenes
-from captioner_training.distributed import progress_bar
 from captioner_training.recipe import ANY_STYLE, DataConfig, Recipe, resolve
 
 Words = Callable[[str], list[str]]
@@ -212,14 +211,10 @@ def read_corpus(
         folder = out / "scenes"
         splits = {"train": data.scenes.train, "val": data.scenes.validation}
         if not drawn:
-            total = sum(splits.values())
-            with progress_bar("drawing", total, quiet=quiet, leave=False) as bar:
-                write_scenes(folder, splits=splits, seed=recipe.seed, advance=bar.update)
+            write_scenes(folder, splits=splits, seed=recipe.seed, quiet=quiet)
         train, validation = (read_dataset(folder, split=name) for name in splits)
     if len(train) == 1:
-        raise DataError(
-            f"there is only one training photo, {train[0].name}: use at least about 100"
-        )
+        raise DataError(f"{train[0].name} is the only training photo: use at least about 100")
     vocabulary = _vocabulary(data, train, origin=origin)
     vocabulary.start(recipe.generation.style)  # raises ConfigError
     if recipe.max_steps is not None:
@@ -228,8 +223,8 @@ def read_corpus(
     if data.any_style > 0:  # validate in the default style
         validation = [replace(image, style="") for image in validation]
     return Corpus(
-        train=_with_style(train, vocabulary, default=recipe.generation.style),
-        validation=_with_style(validation, vocabulary, default=recipe.generation.style),
+        train=_with_style(train, vocabulary, recipe.generation.style),
+        validation=_with_style(validation, vocabulary, recipe.generation.style),
         vocabulary=vocabulary,
     )
 
@@ -274,12 +269,11 @@ def read_test(recipe: Recipe, vocabulary: Vocabulary) -> list[CaptionedImage]:
         return (folder / "captions_test.json").is_file()
 
     folders = [name for name in data.validation if has_test(resolve(data.root, name))]
-    images = _read(data, folders, "test")
-    return _with_style(images, vocabulary, default=recipe.generation.style)
+    return _with_style(_read(data, folders, "test"), vocabulary, recipe.generation.style)
 
 
 def _with_style(
-    images: Sequence[CaptionedImage], vocabulary: Vocabulary, *, default: str
+    images: Sequence[CaptionedImage], vocabulary: Vocabulary, default: str
 ) -> list[CaptionedImage]:
     """Give the default style to images whose style is not in the vocabulary."""
     return [

@@ -3,8 +3,6 @@
 A scene has a large and a small shape. Its caption starts with the large one: "a large red circle
 above a small blue square". Only this caption is right, so exact matches can be counted. The boxes
 show where attention should be. The same seed draws the same bytes.
-
-    write_scenes(Path("scenes"), splits={"train": 3000, "val": 300})
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import io
 import json
 import math
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
@@ -21,6 +19,7 @@ from typing import Final, NamedTuple
 from PIL import Image, ImageDraw
 
 from captioner.shared.files import replace_file, writing
+from captioner_training.distributed import progress_bar
 
 Point = tuple[float, float]
 
@@ -84,11 +83,7 @@ class SceneObject(NamedTuple):
 
     shape: str  # one of SHAPES
     color: str  # one of COLORS
-    size_name: str  # "large" or "small"
     box: tuple[float, float, float, float]  # left, top, width, height in pixels, as COCO's bbox
-
-    def __str__(self) -> str:
-        return f"a {self.size_name} {self.color} {self.shape}"
 
 
 class Scene(NamedTuple):
@@ -109,17 +104,18 @@ def draw_scene(seed: int, *, side: int = _SIDE) -> Scene:
     relation = rng.choice(RELATIONS)
     image = _background(rng, side)
     looks, outlines = [], []
-    for size, extent in ("large", _LARGE), ("small", _SMALL):
-        looks.append((size, rng.choice(COLORS), rng.choice(SHAPES)))
-        outlines.append(_outline(looks[-1][2], rng.uniform(*extent), rng.uniform(-_TURN, _TURN)))
+    for extent in (_LARGE, _SMALL):
+        looks.append((rng.choice(COLORS), rng.choice(SHAPES)))
+        outlines.append(_outline(looks[-1][1], rng.uniform(*extent), rng.uniform(-_TURN, _TURN)))
     centers = _centers(relation, _box(outlines[0])[2:], _box(outlines[1])[2:], rng)
     objects = []
-    for (size, color, shape), outline, (x, y) in zip(looks, outlines, centers, strict=True):
+    for (color, shape), outline, (x, y) in zip(looks, outlines, centers, strict=True):
         placed = [((x + dx) * side, (y + dy) * side) for dx, dy in outline]
         image.paste(_fill(color, rng), mask=_coverage(placed, side))
-        objects.append(SceneObject(shape=shape, color=color, size_name=size, box=_box(placed)))
-    large, small = objects
-    return Scene(image=image, caption=f"{large} {relation} {small}", objects=(large, small))
+        objects.append(SceneObject(shape, color, _box(placed)))
+    (first, one), (second, other) = looks
+    caption = f"a large {first} {one} {relation} a small {second} {other}"
+    return Scene(image, caption, (objects[0], objects[1]))
 
 
 def _outline(shape: str, extent: float, degrees: float) -> list[Point]:
@@ -188,49 +184,49 @@ def scene_seed(*, seed: int, split: str, index: int) -> int:
 
 
 def write_scenes(
-    folder: Path,
-    *,
-    splits: Mapping[str, int],
-    seed: int = 0,
-    advance: Callable[[int], object] = lambda _: None,
+    folder: Path, *, splits: Mapping[str, int], seed: int = 0, quiet: bool = True
 ) -> None:
-    """Write scenes in COCO's format.
+    """Write scenes in COCO's format; `splits` has the number of scenes of each split, by name.
 
     Each split has SPLIT-00.tar (JPEG files), boxes_SPLIT.json (COCO instances; the categories are
     the shapes) and captions_SPLIT.json (COCO captions). With the same version of Pillow, the same
-    arguments write the same bytes. `splits` has the number of scenes of each split, by name.
-    `advance` is called with 1 after each scene.
+    arguments write the same bytes.
     """
-    for split, count in splits.items():
-        images: list[dict[str, object]] = []
-        captions: list[dict[str, object]] = []
-        boxes: list[dict[str, object]] = []
-        archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-            # Ids begin at 1: pycocotools' COCOeval takes id 0 for "no match".
-            for key in range(1, count + 1):
-                scene = draw_scene(scene_seed(seed=seed, split=split, index=key - 1))
-                name = f"{split}-{key:06d}.jpg"
-                _add(tar, name, scene.image)
-                advance(1)
-                images.append({"id": key, "file_name": name, "width": _SIDE, "height": _SIDE})
-                captions.append({"id": key, "image_id": key, "caption": scene.caption})
-                for item in scene.objects:
-                    category = SHAPES.index(item.shape) + 1
-                    box, area = [round(x, 2) for x in item.box], item.box[2] * item.box[3]
-                    boxes.append({
-                        "id": len(boxes) + 1, "image_id": key, "category_id": category,
-                        "bbox": box, "area": round(area, 2), "iscrowd": 0,
-                    })  # fmt: skip
-        _replace(folder / f"{split}-00.tar", archive.getvalue())
-        head = {"info": {"description": f"Drawn scenes: {split}"}, "images": images}
-        categories = [{"id": key, "name": shape} for key, shape in enumerate(SHAPES, 1)]
-        for kind, data in (
-            ("boxes", {**head, "categories": categories, "annotations": boxes}),
-            ("captions", {**head, "annotations": captions}),
-        ):
-            content = json.dumps(data, separators=(",", ":")).encode()
-            _replace(folder / f"{kind}_{split}.json", content)
+    with progress_bar("drawing", sum(splits.values()), quiet=quiet, leave=False) as bar:
+        for split, count in splits.items():
+            images: list[dict[str, object]] = []
+            captions: list[dict[str, object]] = []
+            boxes: list[dict[str, object]] = []
+            archive = io.BytesIO()
+            with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+                # Ids begin at 1: pycocotools' COCOeval takes id 0 for "no match".
+                for key in range(1, count + 1):
+                    scene = draw_scene(scene_seed(seed=seed, split=split, index=key - 1))
+                    name = f"{split}-{key:06d}.jpg"
+                    _add(tar, name, scene.image)
+                    images.append({"id": key, "file_name": name, "width": _SIDE, "height": _SIDE})
+                    captions.append({"id": key, "image_id": key, "caption": scene.caption})
+                    boxes += [
+                        {"id": 2 * key - 1 + at, "image_id": key, **_annotation(item)}
+                        for at, item in enumerate(scene.objects)
+                    ]
+                    bar.update()
+            _replace(folder / f"{split}-00.tar", archive.getvalue())
+            head = {"info": {"description": f"Drawn scenes: {split}"}, "images": images}
+            categories = [{"id": key, "name": shape} for key, shape in enumerate(SHAPES, 1)]
+            for kind, data in (
+                ("boxes", {**head, "categories": categories, "annotations": boxes}),
+                ("captions", {**head, "annotations": captions}),
+            ):
+                content = json.dumps(data, separators=(",", ":")).encode()
+                _replace(folder / f"{kind}_{split}.json", content)
+
+
+def _annotation(item: SceneObject) -> dict[str, object]:
+    area = round(item.box[2] * item.box[3], 2)
+    category = SHAPES.index(item.shape) + 1
+    box = [round(x, 2) for x in item.box]
+    return {"category_id": category, "bbox": box, "area": area, "iscrowd": 0}
 
 
 def _add(tar: tarfile.TarFile, name: str, image: Image.Image) -> None:
