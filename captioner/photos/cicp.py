@@ -6,8 +6,6 @@ an exponent in a chunk gAMA.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -15,7 +13,7 @@ from PIL import Image
 _HEAD = 1 << 16  # bytes of the file that are searched
 _WHITE = 203.0  # nits of the reference white (ITU-R BT.2408)
 _PQ, _HLG = 16, 18
-_PRIMARIES = {  # x and y of red, green and blue; their white is D65
+PRIMARIES = {  # x and y of red, green and blue; their white is D65
     1: (0.64, 0.33, 0.30, 0.60, 0.15, 0.06),  # sRGB
     9: (0.708, 0.292, 0.170, 0.797, 0.131, 0.046),  # BT.2020
     12: (0.680, 0.320, 0.265, 0.690, 0.150, 0.060),  # Display P3
@@ -24,29 +22,10 @@ _ROWS = 1 << 18  # pixels that are converted at once
 _Floats = NDArray[np.float32]
 
 
-class Colours(NamedTuple):
-    """The numbers of the primaries and the transfer function.
+def read_nclx(data: bytes) -> tuple[int, int] | None:
+    """Return the primaries and the transfer function of the primary item of an AVIF or HEIC.
 
-    is_narrow: levels run from 16 to 235, as in video.
-    """
-
-    primaries: int
-    transfer: int
-    is_narrow: bool = False
-
-    def is_known(self) -> bool:
-        """Whether this module has the primaries; an unknown transfer is taken for that of sRGB."""
-        return self.primaries in _PRIMARIES
-
-    def is_srgb(self) -> bool:
-        """Whether the levels are those of sRGB."""
-        return self.primaries == 1 and self.transfer not in (_PQ, _HLG) and not self.is_narrow
-
-
-def read_nclx(data: bytes) -> Colours | None:
-    """Return the colours of the primary item of an AVIF or HEIC.
-
-    None: it has none, or has an ICC profile, which wins. Decoders widen narrow levels.
+    None: it has none, or has an ICC profile, which wins.
     """
     meta = _boxes(_body(_boxes(data[:_HEAD]), b"meta")[4:])
     properties = _boxes(_body(meta, b"iprp"))
@@ -57,7 +36,7 @@ def read_nclx(data: bytes) -> Colours | None:
         return None
     for body in colours:
         if body[:4] == b"nclx" and len(body) >= 8:
-            return Colours(int.from_bytes(body[4:6]), int.from_bytes(body[6:8]))
+            return int.from_bytes(body[4:6]), int.from_bytes(body[6:8])
     return None
 
 
@@ -100,13 +79,15 @@ def from_gamma(image: Image.Image, gamma: float) -> Image.Image:
     return image.point([*_levels(light)] * len(image.getbands()))
 
 
-def from_cicp(image: Image.Image, colours: Colours) -> Image.Image:
-    """Convert an RGB image to sRGB; light above the reference white is clipped."""
-    signal, transfer = np.linspace(0, 1, 256, dtype=np.float32), colours.transfer
-    if colours.is_narrow:
-        signal = ((255 * signal - 16) / 219).clip(0, 1)
-    levels = _linear(signal, transfer)
-    ours, theirs = _to_xyz(_PRIMARIES[1]), _to_xyz(_PRIMARIES[colours.primaries])
+def from_cicp(image: Image.Image, primaries: int, transfer: int) -> Image.Image:
+    """Convert an RGB image to sRGB; light above the reference white is clipped.
+
+    Unknown transfer functions are taken for that of sRGB.
+    """
+    if primaries == 1 and transfer not in (_PQ, _HLG):
+        return image
+    levels = _linear(np.linspace(0, 1, 256, dtype=np.float32), transfer)
+    ours, theirs = _to_xyz(PRIMARIES[1]), _to_xyz(PRIMARIES[primaries])
     matrix = (np.linalg.inv(ours) @ theirs).T.astype(np.float32)
     pixels = np.array(image).reshape(-1, 3)
     for start in range(0, len(pixels), _ROWS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from contextlib import suppress
 from functools import lru_cache
 from typing import cast
@@ -11,7 +10,7 @@ from typing import cast
 from PIL import Image, ImageCms
 
 from captioner import errors
-from captioner.photos.cicp import from_cicp, from_gamma
+from captioner.photos.cicp import PRIMARIES, from_cicp, from_gamma
 
 _SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # the profile's colour space, by mode
 _GAMMA = 0.45455  # of sRGB, in PNG's chunk gAMA; up to 5 % from it are ignored, as by libpng
@@ -25,7 +24,7 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
     one of another colour space than the pixels, is ignored. Without a profile, colours described by
     numbers are converted.
 
-    Raises ImageFormatError: pixels are outside their range, NaN or infinite.
+    Raises ImageFormatError: pixels are outside their range.
     """
     if image.mode == "F" or image.mode.startswith("I"):
         grey, hidden = _grey(image, name)
@@ -35,15 +34,15 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
         return _over_white(image)
     plain = image
     if image.mode not in ("L", "RGB", "CMYK", "LAB"):
-        plain = image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
+        plain = image.convert("L" if image.mode in ("1", "LA") else "RGB")
     return _apply_profile(plain, image) or plain.convert("RGB")
 
 
 def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | None:
     """Convert to sRGB by the profile of `source`; None if there is nothing to convert."""
     profile, numbers = source.info.get("icc_profile"), source.info.get("cicp")
-    if plain.mode in ("L", "RGB") and numbers is not None and numbers.is_known():
-        return None if numbers.is_srgb() else from_cicp(plain.convert("RGB"), numbers)
+    if plain.mode in ("L", "RGB") and numbers and numbers[0] in PRIMARIES:
+        return from_cicp(plain.convert("RGB"), *numbers)
     if not profile and plain.mode in ("L", "RGB"):
         gamma = source.info.get("gamma", _GAMMA)
         if "srgb" not in source.info and 0.1 <= gamma <= 10 and abs(gamma / _GAMMA - 1) > 0.05:
@@ -61,13 +60,8 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if source.profile.xcolor_space != _SPACES[mode]:
             return None
-        transform = ImageCms.buildTransform(
-            source,
-            ImageCms.createProfile("sRGB"),
-            mode,
-            "RGB",
-            ImageCms.Intent.PERCEPTUAL,
-        )
+        srgb, intent = ImageCms.createProfile("sRGB"), ImageCms.Intent.PERCEPTUAL
+        transform = ImageCms.buildTransform(source, srgb, mode, "RGB", intent)
         return None if mode == "RGB" and _is_identity(transform) else transform
     return None
 
@@ -91,20 +85,14 @@ def _grey(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | Non
     """
     deep = image if image.mode == "F" else image.convert("I")
     low, high = cast(tuple[float, float], deep.getextrema())
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise errors.ImageFormatError(f"{name} has NaN or infinite pixels: convert it to 8 bits")
+    if not (low >= 0 and high <= (255 if deep.mode == "F" else 65535)):  # or NaN
+        raise errors.ImageFormatError(
+            f"{name} has pixels from {low:g} to {high:g}; floats run from 0 to 1 or from 0 to 255, "
+            "integers to 65535: convert it to 8 bits"
+        )
     if deep.mode == "F":
-        if low < 0 or high > 255:
-            raise errors.ImageFormatError(
-                f"{name} has pixels from {low:g} to {high:g}; floats run from 0 to 1 or from 0 to "
-                "255: scale them"
-            )
         scale = 255.0 if high <= 1 else 1.0
         return deep.point(lambda value: value * scale + 0.5).convert("L"), None
-    if low < 0 or high > 65535:
-        scale = 255 / (high - low) if high > low else 0.0
-        offset = 0.5 - low * scale
-        return deep.convert("F").point(lambda value: value * scale + offset).convert("L"), None
     white = _white(image, high)
     levels = [min(255, (value * 510 + white) // (2 * white)) for value in range(65536)]
     grey = deep.point(levels, "L")
@@ -132,19 +120,12 @@ def _is_unused(image: Image.Image) -> bool:
 
 
 def _over_white(image: Image.Image) -> Image.Image:
-    transparent = image.info.get("transparency")
     source = image
     if image.mode == "P":
         image = image.copy()  # Pillow writes the transparency into the palette it converts from
-    elif image.mode == "RGB" and isinstance(transparent, tuple) and max(transparent) > 255:
-        # A 16-bit PNG: Pillow converted the pixels to 8 bits, but not the transparent colour.
-        image = image.copy()
-        image.info["transparency"] = tuple(value >> 8 for value in transparent)
-    elif image.mode == "La":
-        image = image.convert("LA")
     layered = image.convert("RGBA")
     plain = layered.convert("RGB")
-    if source.mode in ("L", "LA", "La"):
+    if source.mode in ("L", "LA"):
         plain = layered.getchannel("R")
     picture = _apply_profile(plain, source) or plain.convert("RGB")
     return _composite(picture, layered.getchannel("A"))

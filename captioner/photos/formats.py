@@ -26,7 +26,7 @@ from PIL.TiffImagePlugin import COMPRESSION_INFO, ImageFileDirectory_v2, TiffIma
 from PIL.WebPImagePlugin import WebPImageFile
 
 from captioner import errors
-from captioner.photos.cicp import Colours, read_nclx
+from captioner.photos.cicp import read_nclx
 
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp",
@@ -278,8 +278,7 @@ def _read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
         if kind[:1].isupper() or (kind in _PNG_KEPT and is_sound):
             pieces.append(view[start:place])
         elif kind == b"cICP" and is_sound and length == 4:
-            primaries, transfer, _, is_full = data[start + 8 : place - 4]
-            info["cicp"] = Colours(primaries, transfer, not is_full)
+            info["cicp"] = data[start + 8], data[start + 9]
         elif kind == b"iCCP" and is_sound:
             info["icc_profile"] = _profile(data[start + 8 : place - 4])
         if kind == b"IEND":

@@ -28,27 +28,18 @@ _TURNS = {
 
 
 class ExifEntry(NamedTuple):
-    """An entry of an EXIF directory.
-
-    kind, number: the type of the values, and how many there are.
-    value: four bytes, the values or their offset in `block`.
-    order: the byte order, "<" or ">".
-    """
+    """An entry of an EXIF directory."""
 
     tag: int
-    kind: int
-    number: int
-    value: bytes
-    order: str
+    kind: int  # of the values
+    number: int  # of the values
+    value: bytes  # four bytes: the values, or their offset in `block`
+    order: str  # "<" or ">"
     block: bytes
 
 
 def exif_entries(block: bytes) -> Iterator[ExifEntry]:
-    """Return the entries of the first directory of an EXIF block, until it is damaged.
-
-    The values that entries point to are not read, because a small file can have entries with
-    gigabytes of values.
-    """
+    """Return the entries of the first directory of an EXIF block, until it is damaged."""
     with suppress(struct.error):
         block = block[:_LONGEST].removeprefix(b"Exif\0\0")
         order = "<" if block[:2] == b"II" else ">"
@@ -59,26 +50,19 @@ def exif_entries(block: bytes) -> Iterator[ExifEntry]:
             yield ExifEntry(tag, kind, number, value, order, block)
 
 
-def exif_orientation(block: bytes) -> int:
-    """Return the orientation, 1 to 8, of an EXIF block; 1 if the block has none or is damaged."""
-    for entry in exif_entries(block):
-        if entry.tag == ExifTags.Base.Orientation and entry.number == 1 and entry.kind in (3, 4):
-            (value,) = struct.unpack_from(entry.order + " HI"[entry.kind - 2], entry.value)
-            return int(value) if 1 <= value <= 8 else 1
-    return 1
-
-
 def orientation(image: Image.Image) -> int:
     """Return the EXIF orientation, 1 to 8, of an image of Pillow's readers or made in memory."""
-    block = image.info.get("exif", b"")
+    block, value = image.info.get("exif", b""), 1
     if block and isinstance(block, bytes):
-        return exif_orientation(block)
-    if image.info.keys() & {"xmp", "XML:com.adobe.xmp"}:
-        return 1
-    with suppress(Exception):  # metadata may be damaged
-        value = image.getexif().get(ExifTags.Base.Orientation, 1)
-        return value if value in _TURNS else 1
-    return 1
+        for entry in exif_entries(block):
+            is_turn = entry.tag == ExifTags.Base.Orientation and entry.number == 1
+            if is_turn and entry.kind in (3, 4):
+                (value,) = struct.unpack_from(entry.order + " HI"[entry.kind - 2], entry.value)
+                break
+    elif not image.info.keys() & {"xmp", "XML:com.adobe.xmp"}:
+        with suppress(Exception):  # metadata may be damaged
+            value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return value if value in _TURNS else 1
 
 
 def turned(image: Image.Image, orientation: int) -> Image.Image:

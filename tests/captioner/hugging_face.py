@@ -7,22 +7,8 @@ from typing import Any
 
 import torch
 
-WORDS = [
-    "a",
-    "dog",
-    "red",
-    "ball",
-    "run",
-    "##ning",
-    "##s",
-    "on",
-    "the",
-    "grass",
-    "two",
-    "man",
-    "'",
-    "s",
-]
+WORDS = ["a", "dog", "red", "ball", "run", "##ning", "##s", "on", "the", "grass", "two", "man"]
+WORDS += ["'", "s"]
 SIZE, PATCH = 32, 8  # a grid of 4 x 4
 _LAYERS = {
     "hidden_size": 32,

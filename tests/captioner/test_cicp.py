@@ -83,19 +83,6 @@ def _add(data: bytearray, place: int, more: int) -> None:
     data[place : place + 4] = (int.from_bytes(data[place : place + 4]) + more).to_bytes(4)
 
 
-@pytest.mark.parametrize(
-    ("transfer", "stored", "shown"),
-    [(13, 16, 0), (13, 126, 128), (13, 235, 255), (13, 0, 0), (13, 255, 255), (16, 143, 255)],
-)
-def test_narrow_levels_of_a_png(transfer: int, stored: int, shown: int) -> None:
-    """ITU-T H.273, 8.3: 8 bits run from 16 to 235; 143 is 58 % of them, the white of PQ."""
-    for depth in (8, 16):
-        rows = b"\0" + stored.to_bytes(1) * (3 * depth // 8)
-        chunk = b"cICP" + bytes((1, transfer, 0, 0))
-        picture = open_image(png(1, 1, rows, chunk, depth=depth))
-        np.testing.assert_allclose(np.array(picture)[0, 0], shown, atol=2)
-
-
 def iccp(profile: bytes) -> bytes:
     return b"iCCPp\0\0" + zlib.compress(profile)
 

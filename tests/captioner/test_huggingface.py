@@ -12,7 +12,6 @@ import math
 import pickle
 import shutil
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
@@ -29,7 +28,6 @@ from safetensors.torch import load_file, save_file
 from captioner import Captioner, CheckpointError
 from captioner.errors import (
     CheckpointFormatError,
-    CheckpointNotFoundError,
     ConfigError,
     ImageTooLargeError,
     MissingExtraError,
@@ -171,45 +169,6 @@ def test_sub_words_become_words(
     torch.testing.assert_close(hypotheses[0].attention[2], look)
 
 
-class _Bright(torch.nn.Module):
-    """A vision model whose patch features are only their brightness."""
-
-    def forward(self, pixels: torch.Tensor, **_: Any) -> Any:
-        cells = torch.nn.functional.avg_pool2d(pixels.mean(1, keepdim=True), 8).flatten(1)
-        features = torch.zeros(len(pixels), 1 + cells.shape[1], 32)
-        features[:, 1:, 0] = cells
-        return SimpleNamespace(last_hidden_state=features)
-
-
-@pytest.mark.parametrize("mode", ["squash", "crop"])
-def test_attention_lands_on_the_right_place_of_the_photo(
-    folders: dict[str, Path], mode: str
-) -> None:
-    """Planted: every word looks at the brightest patch."""
-    captioner: Any = HuggingFaceCaptioner.load(str(folders["blip"]), dtype="float32", device="cpu")
-    if mode == "crop":
-        crop = HuggingFaceCaptioner.load(str(folders["git"]), dtype="float32", device="cpu")
-        captioner.transform = crop.transform
-    captioner.encoder = _Bright()
-    for layer in captioner.model.text_decoder.bert.encoder.layer:
-        attention = layer.crossattention.self
-        for part in (attention.query, attention.key):
-            torch.nn.init.zeros_(part.weight)
-            torch.nn.init.zeros_(part.bias)
-        torch.nn.init.ones_(attention.query.bias)
-        attention.key.weight.data[:, 0] = 10
-    photo = Image.new("RGB", (240, 120))
-    photo.paste("white", (90, 30, 120, 60))  # a whole patch of the crop, half of one squashed
-    caption = captioner.caption(photo, maximum_length=4)
-    heat = np.asarray(caption.words[0].attention)
-    row, column = np.unravel_index(heat.argmax(), heat.shape)
-    assert heat.max() > 0.9 and heat.shape == (4, 4)
-    left, top, right, bottom = caption.box
-    x = 240 * (left + (right - left) * (column + 0.5) / 4)
-    y = 120 * (top + (bottom - top) * (row + 0.5) / 4)
-    assert 90 <= x <= 120 and 30 <= y <= 60
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_squares_are_those_of_the_processor(
     kind: str, folders: dict[str, Path], captioners: dict[str, Any]
@@ -320,11 +279,8 @@ def break_model(kind: str, folder: Path, edited: dict[str, Path]) -> Path:
         gpt2 = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)
         transformers.GPT2LMHeadModel(gpt2).save_pretrained(folder)
         return folder
-    if kind in ("adapter", "run"):
-        folder.mkdir()
-        if kind == "adapter":
-            (folder / "adapter_config.json").write_text("{}")
-        for step in (90, 500) if kind == "run" else ():
+    if kind == "run":
+        for step in (90, 500):
             shutil.copytree(edited["git"], folder / f"checkpoint-{step}")
         return folder
     shutil.copytree(edited["vit-gpt2" if kind == "wide" else "git"], folder)
@@ -341,6 +297,8 @@ def break_model(kind: str, folder: Path, edited: dict[str, Path]) -> Path:
         edit_json(config, vocab_size=50)
     elif kind == "{":
         config.write_text(kind)
+    elif kind == "adapter":
+        config.rename(folder / "adapter_config.json")
     elif kind == "wide":
         edit_json(folder / "preprocessor_config.json", size={"height": 32, "width": 48})
     lost = {"wordless": ("tokenizer*", "vocab*"), "without processor": ("*processor_config.json",)}
@@ -447,21 +405,17 @@ def test_a_captioner_is_copied_and_pickled(
         assert other.fingerprint == captioner.fingerprint
 
 
-def test_the_log_level_and_progress_bars_of_transformers_are_restored(
+def test_loading_prints_nothing_and_restores_the_log_level_of_transformers(
     folders: dict[str, Path], photo: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from huggingface_hub.utils import are_progress_bars_disabled
-
-    logging, bars = transformers.logging, are_progress_bars_disabled()
+    logging = transformers.logging
     before = logging.get_verbosity()
     try:
-        for level in (logging.INFO, logging.WARNING):
-            logging.set_verbosity(level)
-            capfd.readouterr()
-            captioner = Captioner.from_pretrained(f"hf:{folders['git']}", device="cpu")
-            assert capfd.readouterr().err == ""
-            assert logging.get_verbosity() == level
-            assert logging.is_progress_bar_enabled() and are_progress_bars_disabled() == bars
+        logging.set_verbosity(logging.INFO)
+        capfd.readouterr()
+        captioner = Captioner.from_pretrained(f"hf:{folders['git']}", device="cpu")
+        assert logging.get_verbosity() == logging.INFO and logging.is_progress_bar_enabled()
+        logging.set_verbosity(before)
         captioner.caption(photo, beam_size=2)
         captioner.caption(photo, sample=True)
         assert capfd.readouterr().err == ""
@@ -476,20 +430,6 @@ def test_weights_of_other_classes_are_not_downloaded(hub: Hub, architectures: ob
     with pytest.raises(CheckpointFormatError, match="user/llama: LlamaForCausalLM models are not"):
         Captioner.from_pretrained("hf:user/llama")
     assert not [request for request in hub.requests if "safetensors" in request]
-
-
-def test_without_a_network_a_filled_cache_is_enough(
-    folders: dict[str, Path], hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.add("user/model", {file.name: file.read_bytes() for file in folders["git"].iterdir()})
-    online = Captioner.from_pretrained("hf:user/model")
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    start = time.monotonic()
-    offline = Captioner.from_pretrained("hf:user/model")
-    assert (offline.name, offline.version) == (online.name, online.version)
-    with pytest.raises(CheckpointNotFoundError, match=r"user/other .* 127\.0\.0\.1:9 cannot be"):
-        Captioner.from_pretrained("hf:user/other")
-    assert time.monotonic() - start < 10  # transformers retries for 25 seconds
 
 
 def test_a_model_of_the_hub_is_downloaded_once(
