@@ -69,7 +69,7 @@ class DecodeProcess:
     def start(self) -> None:
         """Start the process, unless it is running.
 
-        Raises CaptionerError: it cannot start; the detail has the last line of its output.
+        If it cannot start, the error has the last line of its output.
         """
         if self._running is not None:
             return

@@ -39,10 +39,7 @@ def first_service(request: Request) -> CaptionService:
 
 
 def named_service(request: Request, name: str | None) -> CaptionService:
-    """Return the service of a model; None: the default model.
-
-    Raises RefusedError: there is no such model.
-    """
+    """Return the service of a model; None: the default model."""
     services = services_of(request)
     if name is None:
         return first_service(request)
@@ -81,29 +78,10 @@ def form(
     }
 
 
-def describe(schema: dict[str, Any]) -> dict[str, Any]:
-    """Change the media type of errors in an OpenAPI description to that of problems."""
-    for path in schema["paths"].values():
-        for operation in path.values():
-            for status, answer in operation["responses"].items():
-                content = answer.get("content", {})
-                if status >= "400" and "application/json" in content:
-                    content[PROBLEM_TYPE] = content.pop("application/json")
-    return schema
-
-
+_PROBLEM = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": text}
-    for status, text in {
-        400: "the request is invalid",
-        404: "no model of this name",
-        408: "the body arrived too slowly",
-        413: "more bytes or images than the server accepts",
-        415: "not an image in a known format, or not multipart/form-data",
-        422: "a damaged, empty or too large image, or a field out of range",
-        500: "the server failed; the log has the reason",
-        503: "busy, short of memory or shutting down; retry after Retry-After seconds",
-    }.items()
+    status: {"content": {PROBLEM_TYPE: {"schema": _PROBLEM}}}
+    for status in (400, 404, 408, 413, 415, 422, 500, 503)
 }
 
 
@@ -121,10 +99,7 @@ class SearchFields(BaseModel):
     style: Annotated[str, Field(max_length=100)] | None = None
 
     def settings(self, captioner: Captioner) -> GenerationConfig:
-        """Return the generation settings for a captioner.
-
-        Raises ConfigError: the captioner has no such style.
-        """
+        """Return the generation settings for a captioner."""
         return captioner.generation.for_request(
             beam_size=self.beam_size, captions=self.captions, style=self.style
         )
@@ -209,10 +184,7 @@ async def caption(request: Request, service: Service) -> Response:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`. If the client disconnects, cancel it, so that its images leave the queue.
-
-    Raises CaptionerError: `work` raised it, or the client disconnected.
-    """
+    """Await `work`. If the client disconnects, cancel it, so that its images leave the queue."""
     task = asyncio.create_task(work)
     disconnect = asyncio.create_task(_disconnected(request))
     try:

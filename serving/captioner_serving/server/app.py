@@ -113,8 +113,6 @@ class Application:
             redirect_slashes=False,
             lifespan=self.lifespan,
         )
-        openapi = api.openapi
-        api.openapi = lambda: captions.describe(openapi())  # type: ignore[method-assign]
         api.state.services = self.services
         for routes in (captions, pictures, ollama, openai, self._calls):
             api.router.routes += routes.router.routes

@@ -138,10 +138,7 @@ class Upload(NamedTuple):
 async def read_form(
     request: Request, fields: type[Fields], *, max_bytes: int, max_files: int = 1
 ) -> tuple[list[Upload], Fields]:
-    """Read the images of a multipart request, in order, and its other fields.
-
-    Raises ConfigError: a field is out of range. See `read_parts` for RefusedError.
-    """
+    """Read the images of a multipart request, in order, and its other fields."""
     names = tuple(fields.model_fields)
     files, values = await read_parts(
         request, key="image", names=names, max_bytes=max_bytes, max_files=max_files
@@ -159,11 +156,7 @@ async def read_form(
 async def read_parts(
     request: Request, *, key: str, names: Sequence[str] = (), max_bytes: int, max_files: int = 1
 ) -> tuple[list[Upload], dict[str, str]]:
-    """Read the files named `key` of a multipart request, in order, and the texts of other names.
-
-    Raises RefusedError: the body is not valid multipart/form-data, has an unknown field, or too
-        many files or bytes.
-    """
+    """Read the files named `key` of a multipart request, in order, and the texts of other names."""
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         given = kind.split(";")[0] or "without a type"
@@ -176,11 +169,24 @@ async def read_parts(
     headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
     headers.append((b"content-type", f'multipart/form-data; boundary="{boundary}"'.encode()))
     request = Request({**request.scope, "headers": headers}, request.receive)
+    files, values = list[Upload](), dict[str, str]()
     try:
         async with request.form(
             max_files=max_files, max_fields=_MOST_FIELDS, max_part_size=_LONGEST_FIELD
         ) as form:
-            files, values = await _sort(form.multi_items(), key, names)
+            for name, value in form.multi_items():
+                if isinstance(value, UploadFile) and name == key:
+                    files.append(Upload(value.filename or None, await value.read()))
+                    await value.close()  # frees its copy
+                elif isinstance(value, str) and name in names and name not in values:
+                    values[name] = value
+                elif name in (key, *names):
+                    what = "a file" if name == key else "a text"
+                    detail = f"{name!r} must be given once, as {what}: use curl -F image=@photo.jpg"
+                    raise RefusedError("bad-request", detail)
+                else:
+                    known = ", ".join((key, *names))
+                    raise RefusedError("bad-request", f"{name[:40]!r} is not a field: use {known}")
     except (HTTPException, LookupError, ValueError) as error:
         reason = str(getattr(error, "detail", "it does not match its boundary"))
         is_large = "Too many files" in reason or "Part exceeded" in reason
@@ -191,36 +197,10 @@ async def read_parts(
     return files, values
 
 
-async def _sort(
-    items: list[tuple[str, UploadFile | str]], key: str, names: Sequence[str]
-) -> tuple[list[Upload], dict[str, str]]:
-    files: list[Upload] = []
-    values: dict[str, str] = {}
-    for name, value in items:
-        if isinstance(value, UploadFile) and name == key:
-            files.append(Upload(value.filename or None, await value.read()))
-            await value.close()  # frees its copy
-        elif isinstance(value, str) and name in names and name not in values:
-            values[name] = value
-        elif name in names or name == key:
-            raise RefusedError(
-                "bad-request",
-                f"{name!r} must be given once, an image as file and other fields as text: "
-                "use curl -F image=@photo.jpg -F captions=3",
-            )
-        else:
-            fields = ", ".join((key, *names))
-            raise RefusedError("bad-request", f"{name[:40]!r} is not a field: use {fields}")
-    return files, values
-
-
 async def read_json(
     request: Request, fields: type[Fields], *, max_bytes: int | None = None
 ) -> Fields:
-    """Read a JSON body with any Content-Type; null members of objects count as absent.
-
-    Raises RefusedError: a field is invalid, or see `parse_body`.
-    """
+    """Read a JSON body with any Content-Type; null members of objects count as absent."""
 
     def parse(body: bytearray) -> Fields:
         values = parse_object(body)
@@ -242,10 +222,7 @@ def _without_nulls(value: Any) -> Any:
 async def parse_body(
     request: Request, parse: Callable[[bytearray], Parsed], *, max_bytes: int | None = None
 ) -> Parsed:
-    """Read a body and parse it in a thread, which keeps the event loop free.
-
-    Raises RefusedError: the body has more than `max_bytes`.
-    """
+    """Read a body and parse it in a thread, which keeps the event loop free."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -255,11 +232,8 @@ async def parse_body(
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises RefusedError: it is not an object, or has too many values, which would take much memory.
-    """
-    if body.count(b",") > _MOST_VALUES:
+    """Parse a JSON object."""
+    if body.count(b",") > _MOST_VALUES:  # which would take much memory
         raise RefusedError("bad-request", f"the body has more than {_MOST_VALUES:,} values")
     try:
         values = from_json(body)  # refuses deep nesting and lone surrogates
@@ -271,10 +245,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def decode_photo(image: object) -> bytes:
-    """Decode a photo from base64 or a data URL, with or without line breaks and padding.
-
-    Raises RefusedError: it is neither.
-    """
+    """Decode a photo from base64 or a data URL, with or without line breaks and padding."""
     try:
         if not isinstance(image, str):
             raise ValueError

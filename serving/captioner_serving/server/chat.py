@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
@@ -42,27 +41,13 @@ Text = Annotated[str, Field(max_length=20_000)]
 Photo = Annotated[bytes | str, BeforeValidator(_decode)]
 """A photo, decoded from base64, or its URL."""
 
-Photos = Annotated[
-    tuple[Photo, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
-]
-"""The photos of a message."""
 
-Images = tuple[bytes | str, ...]
-"""Photos of a message, each as bytes or a URL."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    """The answer to a prompt.
-
-    model: the name of the model.
-    text: a sentence, keywords separated by commas, or a JSON object with either.
-    seconds: from the end of the upload to the caption.
-    """
+class Reply(NamedTuple):
+    """The answer to a prompt: a sentence, keywords, or a JSON object with either."""
 
     model: str
     text: str
-    seconds: float
+    seconds: float  # from the end of the upload to the caption
 
     @property
     def tokens(self) -> int:
@@ -76,16 +61,16 @@ async def read_fields(request: Request, fields: type[Fields]) -> Fields:
     return await read_json(request, fields)
 
 
-def current_turn(messages: Sequence[tuple[str, Images]]) -> Images:
+def current_turn(messages: Sequence[tuple[str, Sequence[bytes | str]]]) -> Sequence[bytes | str]:
     """Return the photos of the user's last turn, or else of the last message with photos.
 
-    messages: the role of each message, such as "user" or "assistant", and its photos.
+    Messages have a role, such as "user" or "assistant", and photos.
     """
     roles = ["", *(role for role, _ in messages)]
     last = max(at for at, role in enumerate(roles) if role in ("", "assistant"))
     turn = [image for role, images in messages[last:] if role == "user" for image in images]
     earlier = (images for _, images in reversed(messages[:last]) if images)
-    return tuple(turn) or next(earlier, ())
+    return turn or next(earlier, ())
 
 
 def model_names(request: Request) -> list[str]:
@@ -111,14 +96,9 @@ def model_of(request: Request, name: str | None) -> tuple[str, CaptionService]:
 
 
 async def answer(
-    request: Request, model: str | None, images: Images, form: dict[str, Any] | str | None
+    request: Request, model: str | None, images: Sequence[bytes | str], form: dict[str, Any] | str
 ) -> Reply:
-    """Caption the photo of a prompt.
-
-    `form` is "json" for a JSON object, or its JSON schema.
-
-    Raises CaptionerError: there is no such model, or not exactly one photo, or the photo failed.
-    """
+    """Caption the photo of a prompt; `form` is "json" for a JSON object, its schema, or ""."""
     name, service = model_of(request, model)
     lists = _lists_of(form) if isinstance(form, dict) else {}
     if any(lists.values()):
@@ -155,10 +135,7 @@ class _Schema(BaseModel):
 
 
 def _lists_of(schema: dict[str, Any]) -> dict[str, bool]:
-    """Return the properties of a JSON schema, and whether each is a list of keywords.
-
-    Raises RefusedError: it has other properties than one text and one list of texts.
-    """
+    """Return the properties of a JSON schema, and whether each is a list of keywords."""
     try:
         properties = _Schema.model_validate(schema).properties
     except ValidationError:

@@ -124,10 +124,8 @@ class LowTrustError(ImageError, type="low-trust", title="The caption is probably
 class MemoryShortError(ImageError, type="out-of-memory", title="The server is short of memory"):
     """There was not enough memory for the photo or request."""
 
-    def __init__(
-        self, detail: str = "there is not enough memory now: try again in a moment"
-    ) -> None:
-        super().__init__(detail)
+    def __init__(self) -> None:
+        super().__init__("there is not enough memory now: try again in a moment")
 
 
 _MOST_REASONS = 5

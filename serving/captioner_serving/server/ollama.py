@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from captioner import __version__
 from captioner_serving.server.chat import (
-    Photos,
+    Photo,
     Reply,
     Text,
     answer,
@@ -36,18 +37,15 @@ def _now() -> str:
 
 
 _STARTED = _now()
+_Content = Callable[[str], dict[str, Any]]  # the member of an answer with its text
 _DETAILS = {
-    "parent_model": "",
-    "format": "safetensors",
-    "family": "captioner",
-    "families": ["captioner"],
-    "parameter_size": "",
-    "quantization_level": "",
-}
+    "parent_model": "", "format": "safetensors", "family": "captioner", "families": ["captioner"],
+    "parameter_size": "", "quantization_level": "",
+}  # fmt: skip
 
 
 def _check_format(value: object) -> object:
-    if value in (None, "", "json") or isinstance(value, dict):
+    if value in ("", "json") or isinstance(value, dict):
         return value
     raise PydanticCustomError("format", "it should be 'json' or a JSON schema")
 
@@ -55,18 +53,18 @@ def _check_format(value: object) -> object:
 class _Fields(BaseModel):
     model: str | None = None
     stream: bool = True
-    format: Annotated[Any, AfterValidator(_check_format)] = None
+    format: Annotated[Any, AfterValidator(_check_format)] = ""
 
 
 class _GenerateFields(_Fields):
     prompt: Text = ""
-    images: Photos = ()
+    images: tuple[Photo, ...] = ()
 
 
 class _Message(BaseModel):
     role: str = "user"
     content: Text = ""
-    images: Photos = ()
+    images: tuple[Photo, ...] = ()
 
 
 class _ChatFields(_Fields):
@@ -75,7 +73,6 @@ class _ChatFields(_Fields):
 
 class _ShowFields(BaseModel):
     model: str | None = None
-    name: str | None = None  # of older clients
 
 
 @router.post("/api/generate")
@@ -83,9 +80,9 @@ async def generate(request: Request) -> Response:
     """Answer a prompt. Without prompt and image, answer only that the model is loaded."""
     fields = await read_fields(request, _GenerateFields)
     if not fields.prompt and not fields.images:
-        return _loaded(request, fields, {"response": ""})
+        return _loaded(request, fields, _response)
     reply = await answer(request, fields.model, fields.images, fields.format)
-    return _respond(reply, fields, {"response": reply.text}, {"response": ""})
+    return _respond(reply, fields, _response)
 
 
 @router.post("/api/chat")
@@ -93,24 +90,26 @@ async def chat(request: Request) -> Response:
     """Answer the last turn of a chat. Without messages, answer only that the model is loaded."""
     fields = await read_fields(request, _ChatFields)
     if not fields.messages:
-        return _loaded(request, fields, _message(""))
+        return _loaded(request, fields, _message)
     images = current_turn([(message.role, message.images) for message in fields.messages])
     reply = await answer(request, fields.model, images, fields.format)
-    return _respond(reply, fields, _message(reply.text), _message(""))
+    return _respond(reply, fields, _message)
+
+
+def _response(text: str) -> dict[str, Any]:
+    return {"response": text}
 
 
 def _message(text: str) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": text}}
 
 
-def _loaded(request: Request, fields: _Fields, empty: dict[str, Any]) -> Response:
+def _loaded(request: Request, fields: _Fields, content: _Content) -> Response:
     head = _head(model_of(request, fields.model)[0])
-    return JSONResponse({**head, **empty, "done": True, "done_reason": "load"})
+    return JSONResponse({**head, **content(""), "done": True, "done_reason": "load"})
 
 
-def _respond(
-    reply: Reply, fields: _Fields, content: dict[str, Any], empty: dict[str, Any]
-) -> Response:
+def _respond(reply: Reply, fields: _Fields, content: _Content) -> Response:
     head, nanoseconds = _head(reply.model), round(reply.seconds * 1e9)
     end = {
         "done": True, "done_reason": "stop", "total_duration": nanoseconds, "load_duration": 0,
@@ -118,8 +117,8 @@ def _respond(
         "eval_duration": nanoseconds,
     }  # fmt: skip
     if not fields.stream:
-        return JSONResponse({**head, **content, **end})
-    lines = ({**head, **content, "done": False}, {**head, **empty, **end})
+        return JSONResponse({**head, **content(reply.text), **end})
+    lines = ({**head, **content(reply.text), "done": False}, {**head, **content(""), **end})
     body = "".join(f"{json.dumps(line)}\n" for line in lines)
     return Response(body, media_type="application/x-ndjson")
 
@@ -139,10 +138,9 @@ async def tags(request: Request) -> dict[str, Any]:
 async def show(request: Request) -> dict[str, Any]:
     """Describe a model; clients check for "vision" in its capabilities."""
     fields = await read_fields(request, _ShowFields)
-    model_of(request, fields.model or fields.name)
+    model_of(request, fields.model)
     return {
-        "modelfile": "", "parameters": "", "template": "", "details": _DETAILS,
-        "model_info": {"general.architecture": "captioner"},
+        "details": _DETAILS, "model_info": {"general.architecture": "captioner"},
         "capabilities": ["completion", "vision"], "modified_at": _STARTED,
     }  # fmt: skip
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 from captioner_serving.server.chat import (
     Photo,
@@ -32,13 +31,8 @@ _STARTED = int(time.time())
 
 
 def _to_parts(value: object) -> object:
-    """Convert a text or one part to a list of parts."""
-    if isinstance(value, str):
-        value = {"type": "text", "text": value}
-    value = [value] if isinstance(value, dict) else value
-    if isinstance(value, list):
-        return [{"text": part} if isinstance(part, str) else part for part in value]
-    raise PydanticCustomError("parts", "it should be a text or a list of parts")
+    """Convert a text to a list of parts."""
+    return [{"text": value}] if isinstance(value, str) else value
 
 
 class _Part(BaseModel):
@@ -73,14 +67,17 @@ async def complete(request: Request) -> Response:
     """Answer the last turn of a chat."""
     fields = await read_fields(request, _ChatFields)
     form = fields.response_format
-    schemas = {"text": None, "json_object": "json", "json_schema": form.json_schema.content}
-    images = current_turn(
-        [
-            (message.role, tuple(part.image_url for part in message.content if part.image_url))
-            for message in fields.messages
-        ]
+    kinds: dict[str, dict[str, Any] | str] = {"text": "", "json_object": "json"}
+    messages = [
+        (message.role, [part.image_url for part in message.content if part.image_url])
+        for message in fields.messages
+    ]
+    reply = await answer(
+        request,
+        fields.model,
+        current_turn(messages),
+        kinds.get(form.type, form.json_schema.content),
     )
-    reply = await answer(request, fields.model, images, schemas[form.type])
     head = {
         "id": f"chatcmpl-{request_info(request.scope).id}",
         "created": int(time.time()),

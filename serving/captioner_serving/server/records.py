@@ -7,19 +7,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from captioner.caption import Caption
-from captioner.record import CaptionRecord, SentenceRecord, WordRecord
-
-
-class ServedWord(WordRecord):
-    """A word; `doubtful` if it is probably wrong."""
-
-    doubtful: bool | None = None
+from captioner.record import CaptionRecord, SentenceRecord
 
 
 class ServedSentence(SentenceRecord):
     """A sentence; `doubt` is a warning that it may be wrong."""
 
-    words: list[ServedWord] | None = None  # type: ignore[assignment]
     doubt: str | None = None
 
 
@@ -34,7 +27,6 @@ class Preview(BaseModel):
 class ServedRecord(CaptionRecord):
     """The record of a captioned photo."""
 
-    words: list[ServedWord]  # type: ignore[assignment]
     alternatives: list[ServedSentence] = Field(default_factory=list)  # type: ignore[assignment]
     doubt: str | None = None
     unfamiliar: bool | None = None

@@ -147,8 +147,7 @@ def test_both_list_the_models(
     assert [model.name for model in by_ollama.ps().models] == names
     shown = by_ollama.show("plain")
     assert shown.capabilities is not None and "vision" in shown.capabilities
-    for name, status in {"plain": 200, "llava": 404}.items():  # as older clients name it
-        assert api.post("/api/show", json={"name": name}).status_code == status
+    assert api.post("/api/show", json={"model": "llava"}).status_code == 404
     assert [model.id for model in by_openai.models.list()] == ["tiny", "plain", KEYWORDS]
     assert by_openai.models.retrieve(KEYWORDS).id == KEYWORDS
     assert by_openai.models.retrieve("plain").id == "plain"
@@ -267,9 +266,9 @@ WAYS = {
 def test_base64_is_read_as_others_write_it(api: httpx.Client, sentence: str, coded: str) -> None:
     photo = {"type": "image_url", "image_url": {"url": coded, "detail": None}, "text": None}
     bodies: list[tuple[str, dict[str, Any]]] = [
-        ("/api/generate", {"images": coded, "model": None, "format": None, "prompt": None}),
-        ("/api/chat", {"messages": [{"content": None, "images": coded}]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": photo}]}),
+        ("/api/generate", {"images": [coded], "model": None, "format": None, "prompt": None}),
+        ("/api/chat", {"messages": [{"content": None, "images": [coded]}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [photo]}]}),
     ]
     for path, body in bodies:
         assert text_of(api.post(path, json=body)) == sentence
