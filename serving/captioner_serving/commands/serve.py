@@ -10,11 +10,12 @@ import socket
 import sys
 from contextlib import suppress
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, MissingExtraError
 from captioner.inference.device import add_machine_arguments
 from captioner.shared.files import writing
 from captioner.shared.paths import expanded
@@ -84,10 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoints: list[str] = arguments.checkpoint or []
     if repeated := [name for at, name in enumerate(checkpoints) if name in checkpoints[:at]]:
         raise ConfigError(f"--checkpoint {repeated[0]} is given twice: use another checkpoint")
-    if config.mcp:
-        from captioner_serving.server.mcp import check_installed
-
-        check_installed()
+    if config.mcp and find_spec("mcp") is None:
+        raise MissingExtraError("captioner serve --mcp", "mcp")
     tokens = read_tokens(arguments.token_file)
     log = _open_log(arguments.log)
     _check_certificates()

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from captioner import __version__
@@ -16,8 +16,8 @@ from captioner.captioner import Captioner
 from captioner.errors import ImageError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
 from captioner_serving.networks import client_of
-from captioner_serving.server.bodies import Upload, read_form
-from captioner_serving.server.errors import PROBLEM_TYPE, RefusedError, problem
+from captioner_serving.server.bodies import Upload, read_parts
+from captioner_serving.server.errors import PROBLEM_TYPE, RefusedError, bad_fields, problem
 from captioner_serving.server.records import Health, Problem, Records, needs_preview, served_record
 from captioner_serving.server.service import CaptionService, Photo
 
@@ -130,8 +130,20 @@ async def read_photos(
             "bad-request", f"{name!r} is in the query of the URL: send it as a form field"
         )
     service.check_capacity(client_of(request.scope))
-    max_bytes = service.config.max_upload
-    return await read_form(request, fields, max_bytes=max_bytes, max_files=max_files)
+    files, values = await read_parts(
+        request,
+        key="image",
+        names=tuple(fields.model_fields),
+        max_bytes=service.config.max_upload,
+        max_files=max_files,
+    )
+    if not files and "image_url" not in values:
+        detail = "there is no image: send one, such as curl -F image=@photo.jpg"
+        raise RefusedError("bad-request", detail)
+    try:
+        return files, fields.model_validate(values)
+    except ValidationError as error:
+        raise bad_fields(error.errors()) from None
 
 
 # Captions

@@ -1,8 +1,8 @@
 """The ASGI application: middleware, the API, and the page.
 
-    RequestLimits -> AccessLog -> TrustedHosts -> CORSMiddleware -> Access -> BodyLimits
-                                                                                |
-                    FastAPI: /api, /v1, /metrics, /docs, /page, /gradio_api <-'
+    RequestLimits -> AccessLog -> CORSMiddleware -> Access -> BodyLimits
+                                                                |
+    FastAPI: /api, /v1, /metrics, /docs, /page, /gradio_api <---'
                                        `-> GradioFiles: /
 
 The application keeps no state between requests, except uploads and results of gradio_client, so it
@@ -37,7 +37,7 @@ from captioner_serving.server.errors import problem
 from captioner_serving.server.gradio_calls import GradioCalls
 from captioner_serving.server.mcp import McpServer
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.middleware import Access, AccessLog, RequestLimits, TrustedHosts
+from captioner_serving.server.middleware import Access, AccessLog, RequestLimits
 from captioner_serving.server.records import served_record
 from captioner_serving.server.service import CaptionService, start_reader
 
@@ -79,10 +79,11 @@ class Application:
         for kind in (CaptionerError, HTTPException, Exception):
             api.add_exception_handler(kind, self._answer)
         bounded = BodyLimits(api, config, self.metrics)
-        access = Access(bounded, tokens, config.allowed_origins)
-        trusted = TrustedHosts(self._with_cors(access), config.accepted_hosts)
+        access = Access(
+            bounded, tokens, origins=config.allowed_origins, hosts=config.accepted_hosts
+        )
         self.asgi: ASGIApp = RequestLimits(
-            AccessLog(trusted, self.metrics, log, say),
+            AccessLog(self._with_cors(access), self.metrics, log, say),
             max_rest=4 * config.max_upload,
             routes=api.routes,
             root_path=config.root_path,

@@ -135,24 +135,6 @@ class Upload(NamedTuple):
     data: bytes
 
 
-async def read_form(
-    request: Request, fields: type[Fields], *, max_bytes: int, max_files: int = 1
-) -> tuple[list[Upload], Fields]:
-    """Read the images of a multipart request, in order, and its other fields."""
-    names = tuple(fields.model_fields)
-    files, values = await read_parts(
-        request, key="image", names=names, max_bytes=max_bytes, max_files=max_files
-    )
-    if not files and "image_url" not in values:
-        raise RefusedError(
-            "bad-request", "there is no image: send one, such as curl -F image=@photo.jpg"
-        )
-    try:
-        return files, fields.model_validate(values)
-    except ValidationError as error:
-        raise bad_fields(error.errors()) from None
-
-
 async def read_parts(
     request: Request, *, key: str, names: Sequence[str] = (), max_bytes: int, max_files: int = 1
 ) -> tuple[list[Upload], dict[str, str]]:

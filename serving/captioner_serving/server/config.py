@@ -66,7 +66,7 @@ class ServerConfig:
 
     @property
     def accepted_hosts(self) -> list[str]:
-        """Accepted Host headers, for TrustedHosts.
+        """Accepted Host headers.
 
         Refusing other names prevents DNS rebinding, in which a web site points its own name at a
         local server.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from captioner import __version__
 from captioner.caption import Caption, Word
 from captioner.drawing.overlay import attention_density
-from captioner.errors import CaptionerError, ImageNotFoundError, MissingExtraError
+from captioner.errors import CaptionerError, ImageNotFoundError
 from captioner.photos.transform import Box
 from captioner_serving.networks import client_of
 from captioner_serving.server.bodies import decode_photo, parse_body, parse_object
@@ -27,12 +26,6 @@ _PLACES = (
     ("left", "middle", "right"),
     ("bottom left", "bottom", "bottom right"),
 )
-
-
-def check_installed() -> None:
-    """Raise MissingExtraError if the package mcp is not installed."""
-    if find_spec("mcp") is None:
-        raise MissingExtraError("captioner serve --mcp", "mcp")
 
 
 class McpServer:

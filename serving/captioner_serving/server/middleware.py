@@ -2,8 +2,7 @@
 
 RequestLimits: known routes, trusted headers, security headers.
 AccessLog: counts and logs requests, and answers unhandled exceptions.
-TrustedHosts: refuses unknown Host headers.
-Access: tokens, and refusal of cross-site requests.
+Access: refuses unknown Host headers and cross-site requests, and checks tokens.
 """
 
 from __future__ import annotations
@@ -241,43 +240,27 @@ class _Answer:
         await self._send(message)
 
 
-class TrustedHosts:
-    """Middleware that refuses unknown Host headers; see ServerConfig.accepted_hosts."""
-
-    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
-        self.app = app
-        self._names = [name.lower() for name in names]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 400."""
-        if scope["type"] == "http" and "*" not in self._names:
-            host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "")).lower()
-            if not any(
-                host == name or (name.startswith("*.") and host.endswith(name[1:]))
-                for name in self._names
-            ):
-                detail = (
-                    f"the host name {host[:100]!r} is not one of this server's: start it with "
-                    "--allowed-host NAME to accept it"
-                )
-                return await problem(RefusedError("bad-request", detail))(scope, receive, send)
-        return await self.app(scope, receive, send)
-
-
 class Access:
-    """Middleware that requires a token, if the server has any.
+    """Middleware that refuses unknown Host headers and cross-site requests, and requires a token.
 
     A token is sent as Bearer (RFC 6750), or as the password of any user with HTTP Basic (RFC 7617),
-    for browsers. Tokens are compared in constant time. Pages of `origins` may call the API.
+    for browsers. Tokens are compared in constant time. Pages of `origins` may call the API. For
+    `hosts` see ServerConfig.accepted_hosts.
     """
 
     def __init__(
-        self, app: ASGIApp, tokens: Mapping[str, str] | None = None, origins: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        tokens: Mapping[str, str] | None = None,
+        *,
+        origins: Sequence[str] = (),
+        hosts: Sequence[str] = ("*",),
     ) -> None:
         self.app, self._tokens, self._origins = app, tokens or {}, origins
+        self._hosts = [name.lower() for name in hosts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401 or 403."""
+        """Pass the request on, or answer 400, 401 or 403."""
         if scope["type"] == "http":
             try:
                 self._admit(scope, Headers(scope=scope))
@@ -287,6 +270,16 @@ class Access:
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         info = request_info(scope)
+        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        if not any(
+            name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:]))
+            for name in self._hosts
+        ):
+            raise RefusedError(
+                "bad-request",
+                f"the host name {host[:100]!r} is not one of this server's: start it with "
+                "--allowed-host NAME to accept it",
+            )
         is_allowed = headers.get("origin") in self._origins and info.is_api
         if scope["method"] not in ("GET", "OPTIONS") and _is_cross_site(headers) and not is_allowed:
             raise RefusedError("cross-site", "a page of another site sent this request")

