@@ -53,12 +53,11 @@ class Line:
     """Messages over a socket, each preceded by its length, with an optional deadline."""
 
     def __init__(self, own: socket.socket) -> None:
-        self.socket = own
-        self._end: float | None = None
+        self.socket, self._end = own, math.inf
 
     def end_in(self, seconds: float) -> None:
         """Set a deadline. After it, messages raise TimeoutError."""
-        if self._end is None:
+        if self._end == math.inf:
             _return_after(self.socket, _POLL)
         self._end = time.monotonic() + seconds
 
@@ -92,11 +91,10 @@ class Line:
 
     def _transfer(self, transfer: Callable[[memoryview], int], data: memoryview) -> int:
         """Call `transfer` until it transfers bytes; return their number."""
-        while True:
-            if self._end is not None and time.monotonic() >= self._end:
-                raise TimeoutError
+        while time.monotonic() < self._end:
             with suppress(BlockingIOError, TimeoutError):
                 return transfer(data)
+        raise TimeoutError
 
 
 def _return_after(own: socket.socket, seconds: float) -> None:

@@ -108,8 +108,6 @@ class Reader(Closing):
         A photo that cannot be decoded gives results with an `error`. The future raises
         CaptionerError if no process can be started, memory is short, or the reader is closed. If it
         is cancelled before its turn, the photo is not read.
-
-        Raises CaptionerError: the reader is closed.
         """
         lane, quick, fetching = self._lanes()
         if self._fetching and hasattr(photo, "url"):

@@ -80,10 +80,7 @@ def model_names(request: Request) -> list[str]:
 
 
 def model_of(request: Request, name: str | None) -> tuple[str, CaptionService]:
-    """Return the name and the service of a model, by NAME or NAME:latest.
-
-    Raises ConfigError: keywords are requested, and the first model has no trust.
-    """
+    """Return the name and the service of a model, by NAME or NAME:latest."""
     name = None if name in ("", "null") else name  # TagGUI sends "null"
     if name is not None and name not in services_of(request):
         name = name.removesuffix(":latest")

@@ -127,10 +127,7 @@ FILES = (
 
 
 class GradioFiles:
-    """An ASGI application with the document of the page, its configuration and its assets.
-
-    Raises HTTPException: there is no such file.
-    """
+    """An ASGI application with the document of the page, its configuration and its assets."""
 
     def __init__(self, blocks: gr.Blocks, config: ServerConfig) -> None:
         self._app = _mounted(blocks, config)

@@ -80,21 +80,19 @@ class McpServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, and answer it."""
-        request = Request(scope, receive)
-        bodies: list[bytes] = []
-
-        def parse(body: bytearray) -> None:
-            parse_object(body)
-            bodies.append(bytes(body))
-
-        await parse_body(request, parse)
+        bodies = [await parse_body(Request(scope, receive), _checked)]
 
         async def again() -> Message:
             if not bodies:
-                return await request.receive()
-            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+                return await receive()
+            return {"type": "http.request", "body": bodies.pop()}
 
         await self.manager.handle_request(scope, again, send)
+
+
+def _checked(body: bytearray) -> bytes:
+    parse_object(body)
+    return bytes(body)
 
 
 async def _call(service: CaptionService, tool: str, arguments: dict[str, Any], client: str) -> str:

@@ -103,10 +103,7 @@ class CaptionService:
         )
 
     def readable(self, photo: bytes | str) -> Readable:
-        """Return a photo of a client, given its bytes or its URL.
-
-        Raises RefusedError: the server downloads no photos, or this one is too large.
-        """
+        """Return a photo of a client, given its bytes or its URL."""
         if isinstance(photo, str):
             if not self.config.allow_urls:
                 detail = "this server does not download photos: send the photo"
@@ -128,11 +125,6 @@ class CaptionService:
 
         Cancelling the caller removes its waiting photos from the queue. `client` is the key of the
         client in the fair queue; `check_attention` measures the effect of each word.
-
-        Raises:
-            BusyError: the queue is full.
-            ClosedError: the server is shutting down.
-            ConfigError: the model has no such style.
         """
         # Name the default style, so that requests with and without its name share a batch.
         style = self.captioner.vocabulary.style(config.style) or ""
@@ -164,10 +156,7 @@ class CaptionService:
         client: str,
         check_attention: bool = False,
     ) -> Caption:
-        """Caption one photo; see `caption`.
-
-        Raises ImageError: it cannot be captioned.
-        """
+        """Caption one photo; see `caption`."""
         (result,) = await self.caption(
             [Photo(photo)], config, client=client, check_attention=check_attention
         )
@@ -186,12 +175,7 @@ class CaptionService:
         *,
         client: str,
     ) -> bytes:
-        """Caption a photo, and draw `make(caption)`; see `caption`.
-
-        Raises:
-            ImageError: the photo cannot be captioned, or drawing takes too long.
-            ConfigError: an option of the drawing is out of range.
-        """
+        """Caption a photo, and draw `make(caption)`; see `caption`."""
         with self.batcher.admit(1, client):
             caption = await self.caption_one(photo, config, client=client)
             work = self.reader.produce(photo, [make(caption)], client=client)
@@ -205,10 +189,7 @@ class CaptionService:
             pass
 
     def check(self) -> None:
-        """Check that the model works; a full queue is not an error.
-
-        Raises RefusedError: the model's thread has ended or is stuck, or the service is closed.
-        """
+        """Check that the model works; a full queue is not an error."""
         if self.batcher.closed:
             raise ClosedError
         if not self.batcher.is_alive:
