@@ -63,9 +63,16 @@ MEAN, STD = (0.45, 0.5, 0.4), (0.25, 0.2, 0.3)  # not ImageNet's
 WORDS = ("a", "dog", "cat", "runs", "sits", "in", "the", "grass", "red", "ball")
 
 
-# The files that take longest, the longest first. Workers take whole files in this order, and so end
-# at about the same time.
+# The files that take longest, the longest first: those with slow tests, then the others. Workers
+# take whole files in this order, and so end at about the same time.
 LONGEST = (
+    "training/test_train.py",
+    "training/test_german.py",
+    "examples/",
+    "serving/batch/test_cluster.py",
+    "serving/test_demo.py",
+    "serving/test_export.py",
+    "test_bundled.py",
     "training/test_run.py",
     "training/test_conclusion.py",
     "serving/server/",
@@ -76,23 +83,6 @@ LONGEST = (
     "captioner/test_huggingface.py",
     "captioner/test_variants.py",
 )
-# Slow tests of 20 seconds and more, the longest first: two workers then end with short ones.
-SLOWEST = (
-    "test_smoke_learns_to_caption_scenes_and_to_look",
-    "test_german_scenes_are_learned_with_capital_letters",
-    "test_a_fresh_run_makes_blocks_of_attention",
-    "test_strings_are_reversed_with_attention_along_the_anti_diagonal",
-    "test_actors_that_are_killed_and_photos_that_crash_cost_nothing_else",
-    "test_unseen_sentences_are_translated_exactly",
-    "test_the_space_serves_until_it_is_interrupted",
-    "test_another_decoder_with_heads_and_styles",
-    "test_a_gpu",
-    "test_finetune_on_another_language_prints_a_note_and_gains",
-    "test_serve_calls_nothing_that_windows_lacks",
-    "test_the_wheel_captions_outside_the_checkout",
-)
-
-
 SLOW_LIMIT = 900  # seconds for a slow test; others have the timeout of pyproject.toml
 
 
@@ -117,11 +107,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT))
 
-    def place(item: pytest.Item) -> tuple[int, int]:
-        test, file = item.name.partition("[")[0], item.path.as_posix()
-        slow = SLOWEST.index(test) if test in SLOWEST else len(SLOWEST)
+    def place(item: pytest.Item) -> int:
+        file = item.path.as_posix()
         places = (at for at, part in enumerate(LONGEST) if f"/tests/{part}" in file)
-        return slow, next(places, len(LONGEST))
+        return next(places, len(LONGEST))
 
     items.sort(key=place)
 

@@ -6,36 +6,27 @@
 The table is tests/mutations.yaml: what a mistake breaks, the file, a text that occurs there once,
 its replacement, and the tests that must all fail. An entry is skipped with a note if its text or a
 test of it no longer exists. The exit status is 0 if every mistake was detected. Each one is made
-in a copy of the tree. Its tests run in a fork of a process that has imported the libraries, because
-importing them takes longer than most tests. A mistake that makes a test hang counts as detected.
+in a copy of the tree. A mistake that makes a test hang counts as detected.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import queue
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-PROCESSES = 2
 TIMEOUT = 300  # seconds for the tests of one mistake
 PASSING_TIMEOUT = 3600  # seconds for all tests without a mistake
-OPTIONS = ("-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-p", "timeout")
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch._dynamo", "torchvision", "gradio", "nltk", "hypothesis"])
+OPTIONS = ("-q", "-rfE", "--tb=no", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,45 +70,29 @@ def table() -> list[Mutation]:
     return fitting
 
 
-def run_tests(tests: Collection[str], tree: Path, report: Path) -> None:
-    """Run tests on a tree, and exit with pytest's status."""
-    for stream in (1, 2):
-        os.dup2(os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    os.setsid()  # a group that can be killed with the processes of its tests
-    FORKS.set_forkserver_preload([])  # for the fork servers that tests start
-    os.chdir(tree)
-    folders = [str(tree / name) for name in (".", "training", "serving")]
-    sys.path[:0] = folders
-    os.environ["PYTHONPATH"] = os.pathsep.join(folders)  # for the processes of the tests
-    # No bytecode: a file that changes twice in a second may have the one of before.
-    sys.dont_write_bytecode = True
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    os.environ["COLUMNS"] = "500"
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they want to be imported first
-    sys.exit(pytest.main([*OPTIONS, *tests]))
-
-
-def end_group(process: BaseProcess) -> None:
-    """Kill a process of tests, and the processes that these started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid or 0, signal.SIGKILL)
-    process.join()
-
-
 def unnoticed(tests: Collection[str], tree: Path, timeout: float = TIMEOUT) -> list[str]:
     """Run tests on a tree, and name those that do not fail there; none if they hang."""
-    report = tree / "report.txt"
-    report.unlink(missing_ok=True)
-    process = FORKS.Process(target=run_tests, args=(tests, tree, report))
-    process.start()
-    process.join(timeout)
-    if process.is_alive():
-        end_group(process)
-        return []
-    if process.exitcode not in (0, 1):  # nothing was tested
-        raise RuntimeError(report.read_text() if report.exists() else f"{tests} did not start")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(tree / name) for name in (".", "training", "serving")),
+        # A file that changes twice in a second may have the bytecode of before.
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "COLUMNS": "500",
+    }
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *tests]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=tree, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            report, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes of the tests
+            return []
+    if process.returncode not in (0, 1):  # nothing was tested
+        raise RuntimeError(report)
     # An error of a fixture is noticed too.
-    lines = [line.split(" ", 1) for line in report.read_text().splitlines() if " " in line]
+    lines = [line.split(" ", 1) for line in report.splitlines() if " " in line]
     names = [text.partition(" - ")[0] for kind, text in lines if kind in ("FAILED", "ERROR")]
     failed = {
         part for name in names for part in (name, name.partition("[")[0], name.partition("::")[0])
@@ -133,32 +108,20 @@ def main(words: list[str]) -> int:
         if not words or any(word in mutation.breaks for word in words)
     ]
     skipped = shutil.ignore_patterns(".*", "__pycache__", "demo-output")
+    passed = 0
     with tempfile.TemporaryDirectory() as folder:
-        trees: queue.Queue[Path] = queue.Queue()
-        for number in range(PROCESSES):
-            trees.put(Path(shutil.copytree(ROOT, Path(folder) / str(number), ignore=skipped)))
-
-        def broken(mutation: Mutation) -> list[str]:
-            tree = trees.get()
-            whole = (tree / mutation.file).read_text()
-            try:
-                (tree / mutation.file).write_text(mutation.made(whole))
-                return unnoticed(mutation.tests, tree)
-            finally:
-                (tree / mutation.file).write_text(whole)
-                trees.put(tree)
-
+        tree = Path(shutil.copytree(ROOT, Path(folder) / "tree", ignore=skipped))
         every = sorted({test for mutation in chosen for test in mutation.tests})
-        with ThreadPoolExecutor(PROCESSES) as pool:
-            shares = [every[number::PROCESSES] for number in range(min(PROCESSES, len(every)))]
-            limits = [PASSING_TIMEOUT] * PROCESSES
-            passing = pool.map(unnoticed, shares, list(trees.queue), limits)
-            if failing := set(every).difference(*passing):
-                raise SystemExit(f"these fail without a mistake: {' '.join(sorted(failing))}")
-            passed = 0
-            for mutation, blind in zip(chosen, pool.map(broken, chosen), strict=True):
-                passed += bool(blind)
-                print(f"{'PASSED' if blind else 'caught'}  {mutation.breaks}", *blind, flush=True)
+        if failing := set(every).difference(unnoticed(every, tree, PASSING_TIMEOUT)):
+            raise SystemExit(f"these fail without a mistake: {' '.join(sorted(failing))}")
+        for mutation in chosen:
+            file = tree / mutation.file
+            whole = file.read_text()
+            file.write_text(mutation.made(whole))
+            blind = unnoticed(mutation.tests, tree)
+            file.write_text(whole)
+            passed += bool(blind)
+            print(f"{'PASSED' if blind else 'caught'}  {mutation.breaks}", *blind, flush=True)
     print(f"{len(chosen) - passed} caught, {passed} passed")
     return int(passed > 0)
 

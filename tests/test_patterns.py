@@ -6,12 +6,12 @@ import ast
 import re
 import time
 from collections.abc import Iterator
-from re import _parser  # type: ignore[attr-defined]
+from re import _compiler, _parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
 
-from captioner.photos import header
+from captioner.photos import formats
 from tests.launcher import ROOT
 
 _LIMIT = 0.05  # seconds
@@ -22,7 +22,7 @@ _REPEATS = {_parser.MAX_REPEAT, _parser.MIN_REPEAT, _parser.POSSESSIVE_REPEAT}
 
 def _patterns() -> set[str | bytes]:
     """Return the literal patterns in calls of the module re, and those of file signatures."""
-    found: set[str | bytes] = {header._HEIC, *header._READERS}
+    found: set[str | bytes] = {formats._HEIC, *formats._READERS}
     for folder in ("captioner", "serving/captioner_serving", "training/captioner_training"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -38,43 +38,28 @@ def _patterns() -> set[str | bytes]:
 def _sample(items: Any) -> str:
     """Return a text that a parsed pattern matches, with each repetition as short as allowed."""
     text = ""
-    for operator, value in items:
-        match operator:
-            case _parser.LITERAL:
+    for item in items:
+        match item:
+            case _parser.LITERAL, value:
                 text += chr(value)
-            case _parser.NOT_LITERAL:
-                text += "a" if value != ord("a") else "b"
-            case _parser.ANY:
-                text += "a"
-            case _parser.IN:
-                text += _member(value)
-            case _parser.BRANCH:
+            case ((_parser.NOT_LITERAL | _parser.ANY | _parser.IN), _):
+                text += _member(item)
+            case _parser.BRANCH, value:
                 text += _sample(value[1][0])
-            case _parser.SUBPATTERN:
+            case _parser.SUBPATTERN, value:
                 text += _sample(value[3])
-            case _parser.ATOMIC_GROUP:
+            case _parser.ATOMIC_GROUP, value:
                 text += _sample(value)
-            case _ if operator in _REPEATS:
-                text += _sample(value[2]) * max(value[0], 0)
+            case operator, value if operator in _REPEATS:
+                text += _sample(value[2]) * value[0]
     return text
 
 
-def _member(items: Any) -> str:
-    accepted = re.compile(f"[{''.join(_class(item) for item in items)}]")
-    return next((letter for letter in map(chr, range(32, 0x250)) if accepted.match(letter)), "\t")
-
-
-def _class(item: Any) -> str:
-    operator, value = item
-    if operator is _parser.NEGATE:
-        return "^"
-    if operator is _parser.RANGE:
-        return f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
-    if operator is _parser.CATEGORY:
-        names = {"DIGIT": r"\d", "NOT_DIGIT": r"\D", "SPACE": r"\s", "NOT_SPACE": r"\S",
-                 "WORD": r"\w", "NOT_WORD": r"\W"}  # fmt: skip
-        return names[str(value).removeprefix("CATEGORY_")]
-    return re.escape(chr(value))
+def _member(item: Any) -> str:
+    """Return a character that an item accepts; of a set a space, if it may."""
+    accepted = _compiler.compile(_parser.SubPattern(_parser.State(), [item]))
+    first = "" if item[0] is _parser.IN else "ab"
+    return next(filter(accepted.match, [*first, *map(chr, range(32, 0x250))]), "\t")
 
 
 def _pumps(items: Any, before: str = "") -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The shared tiny model sees: other pixels give other captions, features and attention.
+"""The shared tiny model sees: other pixels give other captions.
 
 About 150 tests compare its captions, records and exports. They notice wrong pixels only if it does.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 from captioner import Captioner
-from tests.conftest import ROOT, make_tiny
+from tests.conftest import ROOT
 
 SAMPLES = sorted((ROOT / "assets" / "samples").glob("*.jpg"))
 
@@ -37,13 +36,6 @@ def test_samples_get_different_captions(captioner: Captioner) -> None:
     assert len({round(caption.score, 1) for caption in captions}) == len(SAMPLES)
 
 
-def test_attention_is_uneven_and_differs_between_photos(captioner: Captioner) -> None:
-    captions = captioner.caption(SAMPLES)
-    weights = np.stack([np.asarray(caption.words[0].attention).ravel() for caption in captions])
-    assert weights.max(axis=1).min() > 1.5 / weights.shape[1]
-    assert np.abs(weights[:, None] - weights).sum(-1)[np.triu_indices(len(SAMPLES), 1)].min() > 0.1
-
-
 @pytest.mark.parametrize(
     "change",
     [swap_red_and_blue, brighten, ImageOps.mirror, ImageOps.flip, ImageOps.invert],
@@ -54,9 +46,3 @@ def test_wrong_pixels_change_the_score(
 ) -> None:
     right, wrong = captioner.caption([coffee, change(coffee)])
     assert abs(right.score - wrong.score) > 0.01 or right.text != wrong.text
-
-
-def test_transform_is_not_of_imagenet() -> None:
-    config = make_tiny().transform
-    assert config.mean != (0.485, 0.456, 0.406)
-    assert config.std != (0.229, 0.224, 0.225)

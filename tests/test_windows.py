@@ -16,7 +16,9 @@ from tests.serving.batch.conftest import draw
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
 
-BATCH = """
+SCRIPT = """
+import signal, socket, threading, time, urllib.request
+from PIL import Image
 from captioner.cli import main
 
 model = ("--checkpoint", MODEL, "--dtype", "float32", "--quiet")
@@ -32,10 +34,6 @@ assert batch("--output", "c.csv", "--sidecar", "txt", "--retry-errors") == 0
 assert batch("--output", "r.jsonl", *review) == 0
 assert batch("--output", "r.jsonl", *review, "--restart") == 0
 assert main(["convert", "c.csv.journal.jsonl", "--sidecar", "xmp", "--to", "c.jsonl"]) == 0
-"""
-SERVE = """
-import signal, socket, threading, time, urllib.request
-from captioner.cli import main
 
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
@@ -69,43 +67,36 @@ def windows_environment(**more: str) -> dict[str, str]:
     return given
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_precision_of_the_tests_holds_on_windows_too(precision: str) -> None:
+def test_the_precision_of_the_tests_holds_on_windows_too() -> None:
     script = (
         "import torch\nfrom captioner.shared import files\nfrom captioner.inference import device\n"
         "print(device.find_dtype('auto', torch.device('cpu')), files.os.name)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env=windows_environment(CAPTIONER_TESTS_PRECISION=precision),
+        env=windows_environment(CAPTIONER_TESTS_PRECISION="bfloat16"),
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert (done.stdout, done.stderr) == (f"torch.{precision} nt\n", "")
+    assert (done.stdout, done.stderr) == ("torch.bfloat16 nt\n", "")
 
 
-def run_as_on_windows(script: str, folder: Path, model: Path) -> str:
-    """Run Python with the modules of tests/windows in a folder with three photos."""
-    photos = folder / "photos"
+@pytest.mark.slow
+def test_caption_batch_convert_and_serve_call_nothing_that_windows_lacks(
+    tmp_path: Path, saved_tiny: Path
+) -> None:
+    photos = tmp_path / "photos"
     photos.mkdir()
     for number in range(2):
         draw(number).save(photos / f"图 {number}.jpg")
     (photos / "bad.jpg").write_bytes(b"no photo")
-    given = windows_environment()
-    script = f"from PIL import Image\nMODEL = {str(model)!r}\n{script}"
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=folder, env=given, capture_output=True, encoding="cp1252", timeout=300,
+        [sys.executable, "-c", f"MODEL = {str(saved_tiny)!r}\n{SCRIPT}"],
+        cwd=tmp_path, env=windows_environment(), capture_output=True, encoding="cp1252",
+        timeout=300,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_caption_batch_and_convert_call_nothing_that_windows_lacks(
-    tmp_path: Path, saved_tiny: Path
-) -> None:
-    run_as_on_windows(BATCH, tmp_path, saved_tiny)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    (record,) = json.loads(done.stdout.splitlines()[-1])["records"]
+    assert record["caption"]
     lines = (tmp_path / "c.jsonl").read_text().splitlines()
     names = sorted(Path(json.loads(line)["image"]).name for line in lines)
     assert names == ["bad.jpg", "图 0.jpg", "图 1.jpg"]
@@ -117,12 +108,6 @@ def test_caption_batch_and_convert_call_nothing_that_windows_lacks(
     records = (tmp_path / "r.jsonl").read_text().splitlines()
     assert all(json.loads(line)["review"] for line in records)
     assert not list(tmp_path.rglob("*.part"))
-
-
-@pytest.mark.slow
-def test_serve_calls_nothing_that_windows_lacks(tmp_path: Path, saved_tiny: Path) -> None:
-    (record,) = json.loads(run_as_on_windows(SERVE, tmp_path, saved_tiny))["records"]
-    assert record["caption"]
 
 
 def test_what_a_console_cannot_show_is_escaped(tmp_path: Path, saved_tiny: Path) -> None:

@@ -48,7 +48,7 @@ class Client:
             reader, writer = await self._connect()
             try:
                 writer.write(data)
-                return _whole(await reader.read())
+                return await reader.read()
             finally:
                 writer.transport.abort()
 
@@ -119,19 +119,6 @@ class Client:
         """Make a call of a function of the page."""
         value = {"data": data, "fn_index": 0, "session_hash": session}
         return self.post("/gradio_api/queue/join", value)
-
-
-def _whole(answer: bytes) -> bytes:
-    """An answer without the marks of its chunks."""
-    head, _, rest = answer.partition(b"\r\n\r\n")
-    if b"transfer-encoding: chunked" not in head.lower():
-        return answer
-    body = b""
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        length = int(size or b"0", 16)
-        body, rest = body + rest[:length], rest[length + 2 :]
-    return head + b"\r\n\r\n" + body
 
 
 @cache

@@ -6,7 +6,6 @@
 
 By estimate, the first command takes one minute on an H100. It measures
 
-- the limits of the machine: matrix products, copies;
 - captions of photos in memory by the bundled model, with trust and consensus: whole calls, their
   parts, and calls without CUDA graphs;
 - `Captioner.caption` of a list of JPEG files, and `captioner batch`, with the same model;
@@ -22,7 +21,6 @@ device; its numbers mean nothing. Nothing else may run on the GPU meanwhile.
 from __future__ import annotations
 
 import argparse
-import io
 import random
 import subprocess
 import sys
@@ -36,7 +34,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from captioner import Captioner
@@ -57,7 +54,7 @@ from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
-from tests.benchmarks.measuring import Table, seconds
+from tests.benchmarks.measuring import Table, seconds, write_photos
 from tests.benchmarks.simulated_coco import RECIPES, peak, release, simulate
 from tests.conftest import ROOT
 from tests.training.runs import make_batch
@@ -74,7 +71,6 @@ STEPS = (
 AT_ONCE = (1, 16, 256)  # photos of a call
 FILES = 1600  # photos of a list and of a batch run
 SIZES = ((341, 256), (640, 427))  # of the files
-SAMPLES = ROOT / "assets" / "samples"
 
 
 class Bench:
@@ -108,50 +104,13 @@ class NoGraphs(CudaGraphs):
         return function(*inputs)
 
 
-def limits(bench: Bench) -> None:
-    """Measure what the machine does at best."""
-    side = 64 if bench.small else 8192
-    table = Table("Limits of the machine", "", "rate")
-    for dtype in (torch.bfloat16, torch.float32):
-        matrix = bench.random(side, side).to(dtype)
-        rate = 2 * side**3 / bench.time(partial(torch.matmul, matrix, matrix))
-        name = str(dtype).removeprefix("torch.")
-        table.row(f"products {side:,}, {name}, TFLOP/s", rate / 1e12)
-    source = torch.empty(side * side, dtype=torch.uint8, pin_memory=bench.device.type == "cuda")
-    there = torch.empty_like(source, device=bench.device)
-    for name, origin in (("on the device", there.clone()), ("to the device", source)):
-        rate = len(source) / bench.time(partial(there.copy_, origin))
-        table.row(f"bytes copied {name}, GB/s", rate / 1e9)
-
-
-def write_photos(folder: Path, count: int) -> list[Path]:
-    """Write JPEG files of the sample photos, cropped in many ways. No two files are equal."""
-    chance = random.Random(0)
-    samples = [Image.open(file).convert("RGB") for file in sorted(SAMPLES.glob("*.jpg"))]
-    photos = [crop(chance.choice(samples), chance, SIZES[turn % 2]) for turn in range(64)]
-    paths = [folder / f"{number:05}.jpg" for number in range(count)]
-    for number, path in enumerate(paths):
-        path.write_bytes(photos[number % len(photos)] + b"%08d" % number)
-    return paths
-
-
-def crop(photo: Image.Image, chance: random.Random, size: tuple[int, int]) -> bytes:
-    """Return a random part of a photo as a JPEG of this size."""
-    width, height = (side * chance.uniform(0.6, 1) for side in photo.size)
-    left, top = chance.uniform(0, photo.width - width), chance.uniform(0, photo.height - height)
-    box = (left, top, left + width, top + height)
-    file = io.BytesIO()
-    photo.resize(size, Image.Resampling.BICUBIC, box=box).save(file, "JPEG", quality=90)
-    return file.getvalue()
-
-
 def captions(bench: Bench) -> None:
     """Time captions by the bundled model: of photos in memory, of a list of files, of a folder."""
     captioner = Captioner.from_pretrained(device=bench.device)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "photos")
         folder.mkdir()
-        paths = write_photos(folder, 8 if bench.small else FILES)
+        paths = write_photos(folder, 8 if bench.small else FILES, *SIZES)
         in_memory(bench, captioner, paths)
         table = Table(f"Captions of {len(paths):,} JPEG files", "", "photos/s", "GB at most")
         captioner.caption(paths[: captioner.batch_size])  # a first batch, which does not count
@@ -338,7 +297,6 @@ def main() -> int:
         simulate(arguments.recipe, bench.device, small=bench.small)
     else:
         if not arguments.compile:
-            limits(bench)
             captions(bench)
             release(compiled=False)
         use_tf32(bench)

@@ -1,11 +1,18 @@
-"""Helpers of the benchmarks: timings and tables."""
+"""Helpers of the benchmarks: timings, tables and photos."""
 
 from __future__ import annotations
 
+import io
+import random
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
-__all__ = ["Table", "seconds"]
+from PIL import Image
+
+from captioner.shared.paths import sample_photos
+
+__all__ = ["Table", "seconds", "write_photos"]
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -42,3 +49,27 @@ def _format(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+
+
+def write_photos(folder: Path, count: int, *sizes: tuple[int, int]) -> list[Path]:
+    """Write JPEG files of the sample photos, cropped in many ways. No two files are equal."""
+    chance = random.Random(0)
+    samples = [Image.open(file).convert("RGB") for file in sample_photos().values()]
+    photos = [
+        crop(chance.choice(samples), chance, sizes[turn % len(sizes)])
+        for turn in range(min(64, count))
+    ]
+    paths = [folder / f"{number:05}.jpg" for number in range(count)]
+    for number, path in enumerate(paths):
+        path.write_bytes(photos[number % len(photos)] + b"%08d" % number)
+    return paths
+
+
+def crop(photo: Image.Image, chance: random.Random, size: tuple[int, int]) -> bytes:
+    """Return a random part of a photo as a JPEG of this size."""
+    width, height = (side * chance.uniform(0.6, 1) for side in photo.size)
+    left, top = chance.uniform(0, photo.width - width), chance.uniform(0, photo.height - height)
+    box = (left, top, left + width, top + height)
+    file = io.BytesIO()
+    photo.resize(size, Image.Resampling.BICUBIC, box=box).save(file, "JPEG", quality=90)
+    return file.getvalue()

@@ -4,12 +4,11 @@
 
 1. One photo over HTTP against the same caption in process.
 2. Many clients at once against captioning in process in batches of 16, and against a server that
-   takes one image at a time (`--max-batch 1`): photos a second, how long each waits for its answer,
-   and where that time goes, from /metrics.
+   takes one image at a time (`--max-batch 1`): photos a second, and how long each waits for its
+   answer.
 
 Everything runs on the same cores, so the clients take some of them from the server; they send
-prepared bytes over bare sockets, and their own processor time is told apart from the server's (of
-which its decoding processes are no part).
+prepared bytes over bare sockets.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ def one_photo(captioner: Captioner, photo: bytes, folder: Path, rounds: int = 12
     """Alternate between the two in blocks of five, so that both meet the same machine."""
     http: list[float] = []
     process: list[float] = []
-    cpu = 0.0
     with serve(folder, "--log", os.devnull) as server, asyncio.Runner() as runner:
         body = request(server, photo)
         for block in range(-2, rounds):
@@ -66,16 +64,14 @@ def one_photo(captioner: Captioner, photo: bytes, folder: Path, rounds: int = 12
                 process += [time.perf_counter() - start] if block >= 0 else []
             time.sleep(0.05)  # our threads spin for a while after their work
             for _ in range(5):
-                start, used = time.perf_counter(), time.process_time()
+                start = time.perf_counter()
                 runner.run(ask(server, body))
                 http += [time.perf_counter() - start] if block >= 0 else []
-                cpu += time.process_time() - used if block >= 0 else 0
             time.sleep(0.05)
     in_process, over_http = statistics.median(process), statistics.median(http)
     print(
         f"one photo: in process {1000 * in_process:.1f} ms, over HTTP {1000 * over_http:.1f} ms, "
-        f"ratio {over_http / in_process:.2f} (target: at most 1.3; of it the client's own CPU time "
-        f"{1000 * cpu / len(http):.1f} ms; medians of {len(http)})"
+        f"ratio {over_http / in_process:.2f} (target: at most 1.3; medians of {len(http)})"
     )
 
 
@@ -86,10 +82,9 @@ def many_clients(
     rates = {}
     for batch in (BATCH, 1):
         with serve(folder, "--max-batch", batch, "--log", os.devnull) as server:
-            before, used, start = counted(server), time.process_time(), time.perf_counter()
+            start = time.perf_counter()
             answered, lost = asyncio.run(load(server, photos, arguments))
-            seconds, cpu = time.perf_counter() - start, time.process_time() - used
-            after = counted(server)
+            seconds = time.perf_counter() - start
             rates[batch] = len(answered) / seconds
             middle, late = (1000 * answered[int(q * len(answered))] for q in (0.5, 0.95))
             print(
@@ -97,44 +92,11 @@ def many_clients(
                 f"{rates[batch]:.1f} photos/s, {lost} requests lost; "
                 f"answered after {middle:.0f} ms (median) and {late:.0f} ms (95 %)"
             )
-            print_stages({name: after[name] - before.get(name, 0.0) for name in after}, cpu)
     print(
         f"in process, batches of {BATCH}, decoding included: {in_process:.1f} photos/s; "
         f"server / in process {rates[BATCH] / in_process:.2f} (target: at least 0.8); "
         f"server / --max-batch 1 {rates[BATCH] / rates[1]:.2f}"
     )
-
-
-def counted(server: Server) -> dict[str, float]:
-    """All numbers of /metrics, by name and labels."""
-    with server.client() as client:
-        lines = client.get("/metrics").text.splitlines()
-    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    return {name: float(number) for name, _, number in pairs}
-
-
-def print_stages(spent: dict[str, float], clients: float) -> None:
-    """Say where the time of a mean photo goes, and whose processor time it is."""
-
-    def mean(name: str, labels: str = "") -> float:
-        return spent[f"{name}_sum{labels}"] / spent[f"{name}_count{labels}"]
-
-    photos = spent["captioner_captions_total"]
-    request = mean("captioner_request_seconds", '{route="/api/caption"}')
-    opening = mean("captioner_photo_seconds", '{stage="opening"}')
-    model = mean("captioner_photo_seconds", '{stage="model"}')
-    stages = {
-        "socket, form and record": request - opening - model,
-        "opening, and the wait for it": opening,
-        "the model, and the wait for it": model,
-        "the whole request": request,
-        "processor time of the server": spent["process_cpu_seconds_total"] / photos,
-        "processor time of the clients": clients / photos,
-    }
-    for name, seconds in stages.items():
-        print(f"    {name:34} {1000 * seconds:8.1f} ms a photo")
-    images, seconds = mean("captioner_batch_images"), mean("captioner_batch_seconds")
-    print(f"    a batch has {images:.1f} photos and takes {1000 * seconds:.1f} ms")
 
 
 def rate_in_process(captioner: Captioner, photos: list[bytes], seconds: float) -> float:

@@ -1,6 +1,6 @@
 """One epoch of each stage of `coco-fast` or `coco` on a repeated set of COCO's size.
 
-A few thousand drawn photos are encoded or decoded as in training. On a GPU their grids are then
+A few thousand crops of photos are encoded or decoded as in training. On a GPU their grids are then
 repeated to 113,287, so they need the memory of all of COCO. Each image has five captions. Captions,
 order, augmentation, losses and compilation are those of a run. Not included: validation,
 checkpoints, and encoding of the whole set, whose rate is printed.
@@ -11,7 +11,6 @@ Weights that a recipe would download are random here.
 from __future__ import annotations
 
 import gc
-import io
 import random
 import tempfile
 import time
@@ -21,7 +20,6 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from captioner.model.encoder import Encoder
@@ -38,7 +36,7 @@ from captioner_training.losses.table import stage_objectives
 from captioner_training.recipe import LONG_STAGE, Recipe, load_recipe
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep, dtype_of
-from tests.benchmarks.measuring import Table
+from tests.benchmarks.measuring import Table, write_photos
 
 __all__ = ["RECIPES", "peak", "release", "simulate"]
 
@@ -94,33 +92,19 @@ def simulate(name: str, device: torch.device, *, small: bool) -> None:
             release(compiled=bool(alone.compile))
 
 
-def draw(chance: random.Random, size: tuple[int, int] = (341, 256)) -> bytes:
-    """Draw clouds of all sizes, which make a JPEG as large as a photo of COCO: 32 kB."""
-    photo = Image.new("RGB", size)
-    for cells, strength in ((4, 0.5), (16, 0.4), (64, 0.35), (256, 0.1)):
-        noise = Image.frombytes("RGB", (cells, cells), chance.randbytes(3 * cells**2))
-        photo = Image.blend(photo, noise.resize(photo.size, Image.Resampling.BICUBIC), strength)
-    file = io.BytesIO()
-    photo.save(file, "JPEG", quality=90)
-    return file.getvalue()
-
-
 def make_up(folder: Path, count: int) -> list[CaptionedImage]:
     """Write photos and make up their captions, with words as common as in English."""
     chance = random.Random(0)
-    drawn = [draw(chance) for _ in range(min(64, count))]
     weights = list(accumulate(1 / (10 + rank) for rank in range(len(WORDS))))
     images = []
-    for number in range(count):
-        file = folder / f"{number}.jpg"
-        file.write_bytes(drawn[number % len(drawn)] + b"%08d" % number)
+    for number, path in enumerate(write_photos(folder, count, (341, 256))):
         words = tuple(
             tuple(chance.choices(WORDS, cum_weights=weights, k=chance.randint(8, 14)))
             for _ in range(5)
         )
         images.append(
             CaptionedImage(
-                name=file.name, id=number, store=ImageStore(folder), words=words,
+                name=path.name, id=number, store=ImageStore(folder), words=words,
                 captions=tuple(map(" ".join, words)),
             )
         )  # fmt: skip

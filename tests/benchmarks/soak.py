@@ -1,7 +1,7 @@
 """The server under attack: do honest photos come through, and does it come back to rest?
 
     python -m tests.benchmarks.soak \
-        [--minutes 20] [--clients 32] [--hostile 8] [--output soak] [--proxy]
+        [--minutes 20] [--clients 32] [--hostile 8] [--proxy]
 
 1. All clients together, hostile ones too, for 15 % of the time (at least a minute): the server
    meets everything once. Then it rests, and its memory is that "before".
@@ -15,8 +15,8 @@ cores, with a token; honest clients have addresses of their own (127.0.1.x), hos
 the page, who hears of the queue, and then wants a sheet. With --proxy all of them come through
 nginx, as examples/deploy has it; without, they attack the bare server, which does not withstand
 all of it: see docs/serving.md. Memory is the proportional size (PSS) of the server with
-its decoding processes. Linux only. Prints what was found, writes it to OUTPUT.txt and OUTPUT.json,
-and ends with status 0 if every bar is met, 1 if not.
+its decoding processes. Linux only. Prints what was found as JSON, and ends with status 0 if every
+bar is met, 1 if not.
 """
 
 from __future__ import annotations
@@ -86,25 +86,16 @@ class Soak:
             make_attacks(Client(url, f"127.0.2.{number}"), hostile)
             for number in range(1, arguments.hostile + 1)
         ]
-        self.memory: list[tuple[float, float]] = []  # seconds since the start, megabytes
-        self.started = time.monotonic()
 
     async def run(self, seconds: float, *, attacked: bool) -> Tally:
         """Let clients loose for a while."""
         tally, deadline = Tally(), time.monotonic() + seconds
         hostile = self.attacks if attacked else []
-        watch = asyncio.create_task(self.watch())
         await asyncio.gather(
             *(self.ask(number, deadline, tally) for number in range(len(self.honest))),
             *(self.attack(number, deadline, tally) for number in range(len(hostile))),
         )
-        watch.cancel()
         return tally
-
-    async def watch(self) -> None:
-        while True:
-            self.memory.append((round(time.monotonic() - self.started), memory(self.server)))
-            await asyncio.sleep(10)
 
     async def ask(self, number: int, deadline: float, tally: Tally) -> None:
         """Be an honest client: a photo, a pause, the next photo."""
@@ -168,15 +159,14 @@ class Soak:
 async def soak(server: Server, url: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run all parts, and tell what was found."""
     run, seconds = Soak(server, url, arguments), 60 * arguments.minutes
-    fresh = memory(server)
     say(f"warming up; all ends in about {arguments.minutes * 1.25 + 2 * REST / 60:.0f} minutes")
     await run.run(max(60.0, 0.15 * seconds), attacked=True)
     await asyncio.sleep(REST)
-    before, workers, began = memory_of_each(server), processes(server), server.process.pid
-    say(f"at rest with {sum(before):.0f} MB; the honest clients alone")
-    alone = await run.run(max(30.0, seconds / 10), attacked=False)
-    say(f"{len(alone.seconds)} photos; now the attack")
-    attacked = await run.run(seconds, attacked=True)
+    before, workers = memory(server), processes(server)
+    say(f"at rest with {before:.0f} MB; the honest clients alone")
+    alone = (await run.run(max(30.0, seconds / 10), attacked=False)).record()
+    say("now the attack")
+    attacked = (await run.run(seconds, attacked=True)).record()
     say("the attack is over; resting")
     await asyncio.sleep(REST)
     client = Client(url, "127.0.1.1")
@@ -184,75 +174,36 @@ async def soak(server: Server, url: str, arguments: argparse.Namespace) -> dict[
         health = (await client.exchange(client.head("GET", "/api/health")))[9:12].decode()
     except (OSError, TimeoutError) as error:
         health = type(error).__name__
-    after = memory_of_each(server) if server.process.poll() is None else [0.0]
-    lines = [line for line in server.lines if "Traceback" in line or "Error" in line]
-    return {
-        "minutes": arguments.minutes,
-        "proxy": arguments.proxy,
-        "honest_clients": len(run.honest),
-        "hostile_clients": len(run.attacks),
-        "pause_s": arguments.pause,
-        "cores": len(os.sched_getaffinity(0)),
-        "alone": alone.record(),
-        "under_attack": attacked.record(),
-        "memory_mb": {
-            "fresh": round(fresh),
-            "before": round(sum(before)),
-            "before_by_process": [round(size) for size in before],
-            "highest": round(max(size for _, size in run.memory)),
-            "after": round(sum(after)),
-            "after_by_process": [round(size) for size in after],
-            "every_10_s": [(second, round(size)) for second, size in run.memory],
-        },
-        "restarts": int(server.process.poll() is not None or server.process.pid != began),
-        "decoding_processes_replaced": len(processes(server) - workers),
-        "health": health,
-        "tracebacks_in_log": lines[:20],
-    }
-
-
-def bars(found: dict[str, Any]) -> dict[str, tuple[str, bool]]:
-    """What was asked for: its figure, and whether it is met."""
-    alone, attacked, sizes = found["alone"], found["under_attack"], found["memory_mb"]
+    after = memory(server)
     slower = attacked["median_s"] / alone["median_s"]
-    larger = sizes["after"] / sizes["before"]
+    errors = [line for line in server.lines if "Traceback" in line or "Error" in line]
     return {
-        f"median latency at most {SLOWER:g} times idle": (f"{slower:.2f}", slower <= SLOWER),
-        "no honest photo lost": (str(attacked["lost"]), attacked["lost"] == 0),
-        f"memory at most {LARGER:.2f} of before": (f"{larger:.2f}", 0 < larger <= LARGER),
-        "no restart": (str(found["restarts"]), found["restarts"] == 0),
-        "healthy at the end": (found["health"], found["health"] == "200"),
-        "no traceback": (str(len(found["tracebacks_in_log"])), not found["tracebacks_in_log"]),
+        "arguments": vars(arguments),
+        "alone": alone,
+        "under_attack": attacked,
+        "memory_mb": {"before": round(before), "after": round(after)},
+        "decoding_processes_replaced": len(processes(server) - workers),
+        "errors_in_log": errors[:20],
+        "bars": {
+            f"median latency {slower:.2f} times idle, at most {SLOWER:g}": slower <= SLOWER,
+            "no honest photo lost": attacked["lost"] == 0,
+            f"memory {after / before:.2f} of before, at most {LARGER:.2f}": after
+            <= LARGER * before,
+            "no restart": server.process.poll() is None,
+            f"healthy at the end: {health}": health == "200",
+            "no traceback": not errors,
+        },
     }
-
-
-def text(found: dict[str, Any]) -> str:
-    """The result for people: the figures in short, and the bars."""
-    lines = []
-    for part in ("alone", "under_attack"):
-        figures = found[part].items()
-        lines.append(f"{part}: { ({k: v for k, v in figures if not k.startswith('attacks')}) }")
-    lines.append(f"attacks: {sum(found['under_attack']['attacks'].values())}")
-    sizes = {k: v for k, v in found["memory_mb"].items() if isinstance(v, int)}
-    lines.append(f"memory in MB: {sizes}")
-    for bar, (figure, good) in bars(found).items():
-        lines.append(f"{'PASS' if good else 'FAIL'}  {bar}: {figure}")
-    return "\n".join(lines)
 
 
 def memory(server: Server) -> float:
     """Megabytes of the server and its decoding processes, shared pages counted once."""
-    return sum(memory_of_each(server))
-
-
-def memory_of_each(server: Server) -> list[float]:
-    """Megabytes of the server, and of each of its decoding processes."""
-    sizes = []
-    for pid in (server.process.pid, *sorted(processes(server))):
+    size = 0.0
+    for pid in (server.process.pid, *processes(server)):
         with suppress(OSError):  # it has just ended
             parts = Path(f"/proc/{pid}/smaps_rollup").read_text().partition("\nPss:")
-            sizes.append(int(parts[2].split()[0]) / 1e3)
-    return sizes
+            size += int(parts[2].split()[0]) / 1e3
+    return size
 
 
 def processes(server: Server) -> set[int]:
@@ -277,7 +228,6 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--hostile", type=int, default=8, help="of the clients")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between honest photos")
-    parser.add_argument("--output", default="soak", help="files to write, without .txt and .json")
     parser.add_argument("--proxy", action="store_true", help="put nginx before the server")
     arguments = parser.parse_args()
     # Of its own: a fork of the process that imports for the tests would share memory with it.
@@ -292,11 +242,8 @@ def main() -> None:
         if arguments.proxy:
             url = stack.enter_context(nginx(Path(folder) / "nginx", url))
         found = asyncio.run(soak(server, url, arguments))
-    found["bars"] = {bar: {"is": is_, "met": met} for bar, (is_, met) in bars(found).items()}
-    Path(f"{arguments.output}.json").write_text(json.dumps(found, indent=1) + "\n")
-    Path(f"{arguments.output}.txt").write_text(text(found) + "\n")
-    print(text(found))
-    sys.exit(not all(met for _, met in bars(found).values()))
+    print(json.dumps(found, indent=1))
+    sys.exit(not all(found["bars"].values()))
 
 
 if __name__ == "__main__":

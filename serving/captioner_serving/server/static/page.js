@@ -170,7 +170,7 @@ export function start(element, props) {
     const { key, name, url, record, records, missing, problem, phase, sentence, text, aside } = visit, photo = photoOf(visit);
     list();
     const withheld = record ? reasonToWithhold(record, visit.settings.minimum_trust) : "";
-    if (problem) viewer.fail(problem, problem.again ? retry : null, visits.includes(visit) ? () => remove(key) : null, { name, text, aside });
+    if (problem) viewer.fail(problem, problem.again ? () => { change({ problem: undefined }); pump(); } : null, visits.includes(visit) ? () => remove(key) : null, { name, text, aside });
     else if (!record) viewer.wait({ photo, name, phase: phase ?? "Waiting …", quiet, text, aside });
     else viewer.show({ photo, name, url, record, sentence, text, aside, withheld, compared: compared(records, missing) });
   }
@@ -255,11 +255,6 @@ export function start(element, props) {
     pump();
   }
 
-  function retry() {
-    change({ problem: undefined });
-    pump();
-  }
-
   // Send waiting photos, the open one first.
   function pump() {
     const waiting = visits.filter((entry) => !entry.record && !entry.problem).sort((a, b) => (b === visit) - (a === visit));
@@ -271,7 +266,7 @@ export function start(element, props) {
     const { signal } = (mine.job = new AbortController());
     const follow = (sent) => {
       if (signal.aborted) return;
-      mine.phase = phaseOf(sent);
+      mine.phase = sent === 1 ? "Captioning …" : `Sending the photo${sent ? ", " + percent(sent) : ""} …`;
       update(mine, { quiet: sent > 0 && sent < 1 });
     };
     await alone(`captioner ${mine.key}`, signal, async () => {
@@ -480,9 +475,3 @@ function ofUrl(url) {
 
 // The file or the URL of a sample, for the viewer. The record of a downloaded photo has a preview.
 const photoOf = ({ file, sample }) => (sample ? server.sampleUrl(sample) : file);
-
-// The progress after a share of the upload.
-function phaseOf(sent) {
-  if (sent === 1) return "Captioning …";
-  return "Sending the photo" + (sent ? ", " + percent(sent) : "") + " …";
-}

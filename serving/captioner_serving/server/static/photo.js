@@ -25,7 +25,7 @@ export async function loadPhoto(image, photo, wanted) {
 export async function thumbnail(photo) {
   const address = photo instanceof Blob ? URL.createObjectURL(photo) : photo, image = new Image();
   try {
-    await new Promise((done, failed) => Object.assign(image, { onload: done, onerror: failed, src: address }));
+    await load(image, address);
     const scale = Math.min(1, SMALL / Math.max(image.naturalWidth, image.naturalHeight));
     const canvas = document.createElement("canvas");
     Object.assign(canvas, { width: Math.max(1, scale * image.naturalWidth), height: Math.max(1, scale * image.naturalHeight) });
@@ -49,11 +49,12 @@ async function smaller(file, bytes, largest) {
   return copy.size < file.size ? new File([copy], file.name, { type: copy.type }) : file;
 }
 
+const load = (image, src) => new Promise((done, failed) => Object.assign(image, { onload: done, onerror: failed, src }));
+
 async function fit(photo, largest, as) {
   const image = new Image(), address = URL.createObjectURL(photo);
   try {
-    // Loading reads the size only; decoding happens when the image is drawn.
-    await new Promise((done, failed) => Object.assign(image, { onload: done, onerror: failed, src: address }));
+    await load(image, address);  // reads the size only; decoding happens when the image is drawn
     const { naturalWidth, naturalHeight } = image, scale = largest / Math.max(naturalWidth, naturalHeight);
     return scale < 1 ? await shrink(photo, Math.round(naturalWidth * scale), Math.round(naturalHeight * scale), as) : photo;
   } finally {

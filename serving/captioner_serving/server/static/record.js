@@ -102,9 +102,17 @@ export const FORMATS = {
   csv: { type: "text/csv", make: (photos) => "\ufeff" + [COLUMNS.join(","), ...photos.map(rowOf)].join("\r\n") + "\r\n" },
 };
 
+// An element with properties and children.
+export function make(tag, properties, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+export const makeButton = (className, textContent, onclick) => make("button", { type: "button", className, textContent, onclick });
+
 export function save(blob, name) {
-  const link = document.createElement("a");
-  Object.assign(link, { href: URL.createObjectURL(blob), download: name });
+  const link = make("a", { href: URL.createObjectURL(blob), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }

@@ -1,6 +1,6 @@
 // The list of photos with their sentences: open, review, remove and download them.
 import { thumbnail } from "./photo.js";
-import { altText, chooseSentence, FORMATS, isToReview, marksOf, save, stateOf, textOf, trainable, trainingFiles, worstFirst } from "./record.js";
+import { altText, chooseSentence, FORMATS, isToReview, make, makeButton, marksOf, save, stateOf, textOf, trainable, trainingFiles, worstFirst } from "./record.js";
 import { zip } from "./zip.js";
 
 export class Strip {
@@ -10,6 +10,7 @@ export class Strip {
   constructor(root, { onOpen, onWrite = () => {}, onClear, onRemove = null, onUndo = null, fileOf = null, keptUntil = null }) {
     Object.assign(this, { root, onOpen, onWrite, onRemove, onUndo, fileOf, keptUntil, photos: [], items: new Map(), onlyReview: false, isSorted: false });
     this.list = root.querySelector(".photos");
+    this.removed = root.querySelector(".removed");
     this.review = root.querySelector(".review");
     this.review.onclick = () => { this.onlyReview = !this.onlyReview; this.show(this.photos, this.open); };
     this.worst = root.querySelector(".worst");
@@ -35,7 +36,7 @@ export class Strip {
   show(photos, open) {
     photos = this.isSorted ? worstFirst(photos) : [...photos].sort((a, b) => a.key - b.key);
     Object.assign(this, { photos, open });
-    this.root.hidden = !photos.length;
+    this.root.hidden = !photos.length && !this.removed.hasChildNodes();
     const keys = new Set(photos.map((photo) => photo.key));
     for (const [key, item] of this.items) if (!keys.has(key)) { item.remove(); this.items.delete(key); }
     for (const photo of photos) this.#update(this.items.get(photo.key) ?? this.#make(photo), photo, photo.key === open);
@@ -64,9 +65,7 @@ export class Strip {
 
   // Offer to undo the removal of the photo `name`; null: stop offering it.
   offerUndo(name) {
-    const line = this.root.querySelector(".removed"), undo = document.createElement("button");
-    Object.assign(undo, { type: "button", className: "control", textContent: "Undo", onclick: this.onUndo });
-    line.replaceChildren(...(name === null ? [] : [`Removed ${name}. `, undo]));
+    this.removed.replaceChildren(...(name === null ? [] : [`Removed ${name}. `, makeButton("control", "Undo", this.onUndo)]));
   }
 
   #filter() {
@@ -93,11 +92,9 @@ export class Strip {
   }
 
   #make(photo) {
-    const item = document.createElement("li"), button = document.createElement("button");
-    Object.assign(button, { type: "button", title: photo.name, onclick: () => this.onOpen(photo.key) });
-    const marks = Object.assign(document.createElement("small"), { className: "marks" });
-    button.append(Object.assign(new Image(), { alt: "" }), document.createElement("span"), marks);
-    item.append(button);
+    const button = Object.assign(makeButton("", "", () => this.onOpen(photo.key)), { title: photo.name });
+    button.append(make("img", { alt: "" }), make("span"), make("small", { className: "marks" }));
+    const item = make("li", {}, button);
     this.list.append(item);
     this.items.set(photo.key, item);
     return item;
@@ -147,8 +144,7 @@ export class Strip {
     };
     if (!this.onRemove || reviewed.length === done.length) return download(done);
     const choices = { [`Download all ${done.length}`]: done, ...(reviewed.length ? { "Only reviewed": reviewed } : {}) };
-    const buttons = Object.entries(choices).map(([textContent, photos]) => (
-      Object.assign(document.createElement("button"), { type: "button", className: "control", textContent, onclick: () => download(photos) })));
+    const buttons = Object.entries(choices).map(([text, photos]) => makeButton("control", text, () => download(photos)));
     this.#answer(`${done.length - reviewed.length} of ${done.length} photos are not reviewed. `, ...buttons);
     buttons[0].focus();
   }

@@ -1,4 +1,5 @@
 // The numbers of a word. Each has a tooltip, which a click or tap also shows in the page.
+import { makeButton } from "./record.js";
 import { likely, percent, placeOf } from "./sentence.js";
 
 const MEANINGS = {
@@ -27,8 +28,7 @@ export function facts(word, hasTrust) {
 }
 
 export function term(name, text) {
-  const button = document.createElement("button");
-  Object.assign(button, { type: "button", className: "term", textContent: text, title: MEANINGS[name], ariaExpanded: "false" });
+  const button = Object.assign(makeButton("term", text, null), { title: MEANINGS[name], ariaExpanded: "false" });
   button.dataset.term = name;
   return button;
 }

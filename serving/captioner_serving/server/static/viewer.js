@@ -1,7 +1,7 @@
 // The viewer shows one photo: empty, waiting, failed, or with its record. It does not use the server.
 import { colorAt, Heat } from "./heat.js";
 import { loadPhoto } from "./photo.js";
-import { altText, chooseSentence, clean, dashedOf, defaultText, doubtOf, recordOf, save, stateOf } from "./record.js";
+import { altText, chooseSentence, clean, dashedOf, defaultText, doubtOf, make, makeButton, recordOf, save, stateOf } from "./record.js";
 import { likely, Sentence } from "./sentence.js";
 import { explainTerms, facts, term } from "./terms.js";
 
@@ -63,13 +63,9 @@ export class Viewer {
     this.root.toggleAttribute("data-mute", !entry);
     this.entry = entry;
     if (entry) this.#showText();
-    const heading = document.createElement("strong"), bar = document.createElement("p");
-    heading.textContent = title;
-    bar.className = "bar";
-    for (const [name, textContent, onclick] of [["retry", "Try again", again], ["dismiss", "Remove from the list", dismiss]]) {
-      if (onclick) bar.append(Object.assign(document.createElement("button"), { type: "button", className: "control " + name, textContent, onclick }));
-    }
-    this.find(".failure").replaceChildren(heading, detail.replace(/\.?$/, "."), ...(bar.childElementCount ? [bar] : []));
+    const buttons = [again && makeButton("control retry", "Try again", again), dismiss && makeButton("control dismiss", "Remove from the list", dismiss)].filter(Boolean);
+    const bar = buttons.length ? [make("p", { className: "bar" }, ...buttons)] : [];
+    this.find(".failure").replaceChildren(make("strong", {}, title), detail.replace(/\.?$/, "."), ...bar);
     this.status.textContent = "";
   }
 
@@ -146,14 +142,11 @@ export class Viewer {
         + (hasTrust(chosen) ? " The stronger the colour behind a word, the likelier it is right." : "");
       return;
     }
-    const name = document.createElement("b");
-    name.textContent = chosen.words[index].word;
     const [first, ...rest] = facts(chosen.words[index], hasTrust(chosen)).map(([key, text]) => term(key, text));
-    const isAlwaysShown = (fact) => fact.dataset.term === "effect", more = document.createElement("button");
-    Object.assign(more, { type: "button", className: "term more", textContent: this.isMore ? "less" : "more", ariaExpanded: String(this.isMore) });
-    more.onclick = () => { this.isMore = !this.isMore; this.#showWord(index); this.find(".more").focus(); };
-    for (const fact of rest) fact.hidden = !this.isMore && !isAlwaysShown(fact);
-    this.about.replaceChildren(name, first, ...rest, ...(rest.length ? [more] : []));
+    const more = makeButton("term more", this.isMore ? "less" : "more", () => { this.isMore = !this.isMore; this.#showWord(index); this.find(".more").focus(); });
+    more.ariaExpanded = String(this.isMore);
+    for (const fact of rest) fact.hidden = !this.isMore && fact.dataset.term !== "effect";
+    this.about.replaceChildren(make("b", {}, chosen.words[index].word), first, ...rest, ...(rest.length ? [more] : []));
   }
 
   #choose(sentence) {
@@ -168,11 +161,9 @@ export class Viewer {
     const focused = list.contains(document.activeElement);
     list.hidden = !compared.length;
     list.replaceChildren(...compared.map(({ name, record: listed, problem }, number) => {
-      const button = document.createElement("button"), title = document.createElement("b"), trust = document.createElement("span");
-      title.textContent = name;
-      trust.textContent = problem ? problem.detail : listed.trust === undefined ? "trust unknown" : likely(listed.trust) + " likely right";
-      Object.assign(button, { type: "button", ariaPressed: String(listed === record), disabled: Boolean(problem), onclick: () => this.onModel(number) });
-      button.append(title, problem ? problem.title : altText(listed.caption), trust);
+      const trust = problem ? problem.detail : listed.trust === undefined ? "trust unknown" : likely(listed.trust) + " likely right";
+      const button = Object.assign(makeButton("", "", () => this.onModel(number)), { ariaPressed: String(listed === record), disabled: Boolean(problem) });
+      button.append(make("b", {}, name), problem ? problem.title : altText(listed.caption), make("span", {}, trust));
       return button;
     }));
     if (focused) list.querySelector("[aria-pressed=true]")?.focus({ preventScroll: true });
@@ -184,12 +175,7 @@ export class Viewer {
     this.find(".hint").textContent = (touch.matches ? "Tap" : "Click") + " a sentence to see its words.";
     if (this.listed !== record) {
       this.listed = record;
-      list.replaceChildren(...sentences.map(({ caption }, number) => {
-        const item = document.createElement("li"), button = document.createElement("button");
-        Object.assign(button, { type: "button", textContent: altText(caption), onclick: () => this.#choose(number) });
-        item.append(button);
-        return item;
-      }));
+      list.replaceChildren(...sentences.map(({ caption }, number) => make("li", {}, makeButton("", altText(caption), () => this.#choose(number)))));
     }
     [...list.children].forEach((item, number) => { item.firstChild.ariaPressed = number === sentence; });
   }
@@ -311,8 +297,7 @@ async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {  // the clipboard needs https and permission
-    const area = document.createElement("textarea");
-    area.value = text;
+    const area = make("textarea", { value: text });
     document.body.append(area);
     area.select();
     document.execCommand("copy");

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from PIL import Image
 from starlette.types import ASGIApp
 
 from captioner.caption import Caption
@@ -32,6 +33,16 @@ PHONE = {
 
 STORED = "dispatchEvent(new Event('beforeunload', { cancelable: true }))"
 """Whether the browser has stored everything, so that the page does not ask before it is left."""
+STORE = """async (given) => {
+  const asked = indexedDB.open("captioner");
+  const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });
+  const transaction = database.transaction("visits", "readwrite");
+  const request = (WORK)(transaction.objectStore("visits"), given);
+  await new Promise((done) => { transaction.oncomplete = done; });
+  database.close();
+  return request?.result;
+}"""
+"""Do WORK with the browser's store of photos, and return the result of its request."""
 
 
 class Remembering(Captioner):
@@ -103,6 +114,14 @@ def pocket(browser: Any) -> Iterator[Any]:
 def record_of(captioner: Captioner, photo: Path, *, captions: int = 1) -> dict[str, Any]:
     config = replace(captioner.generation, captions=captions)
     return served_record(captioner.caption(photo, config), name=photo.name, attention=True)
+
+
+def make_photos(folder: Path, count: int, kind: str = "png") -> list[Path]:
+    """Make photos of different sizes and colours."""
+    paths = [folder / f"{number:03}.{kind}" for number in range(count)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (40 + number, 40), (number, 90, 200 - number)).save(path)
+    return paths
 
 
 def sentence(caption: str) -> str:
@@ -185,6 +204,20 @@ class Visit:
         self.tab.route("**/api/caption", lambda route: route.fulfill(body=body))
         self.choose(photo)
         self.tab.unroute("**/api/caption")
+
+    def store(self, work: str, given: Any = None) -> Any:
+        """Call a function of JavaScript with the browser's store of photos and a value."""
+        return self.tab.evaluate(STORE.replace("WORK", work), given)
+
+    def held(self) -> list[Any]:
+        """Hold the requests of captions from now on; the list of them."""
+        held: list[Any] = []
+        self.tab.route("**/api/caption", lambda route: held.append(route))
+        return held
+
+    def wait_until(self, true: Callable[[], Any]) -> None:
+        while not true():
+            self.tab.wait_for_timeout(10)
 
     def record(self) -> dict[str, Any]:
         """The caption on the page, as it is saved under Data."""

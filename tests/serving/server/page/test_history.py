@@ -13,56 +13,18 @@ from tests.serving.server.page.frozen import GRADIO
 
 pytestmark = pytest.mark.slow
 
-KEYS = """async () => {
-  const asked = indexedDB.open("captioner");
-  const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });
-  const keys = database.transaction("visits").objectStore("visits").getAllKeys();
-  const kept = await new Promise((done) => { keys.onsuccess = () => done(keys.result); });
-  database.close();
-  return kept;
-}"""
-"""The keys of the photos that the browser keeps."""
-LEAVE = """async (ages) => {
-  const asked = indexedDB.open("captioner");
-  const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });
-  const transaction = database.transaction("visits", "readwrite");
-  const keys = ages.map((hours) => Date.now() - 3600000 * hours);
-  const visit = { name: "x", problem: { title: "x", detail: "x" } };
-  for (const key of keys) transaction.objectStore("visits").put(visit, key);
-  await new Promise((done) => { transaction.oncomplete = done; });
-  database.close();
-  return keys;
-}"""
-"""Leave photos of so many hours ago, as earlier visits do."""
-SET = """async ([key, fields]) => {
-  const asked = indexedDB.open("captioner");
-  const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });
-  const transaction = database.transaction("visits", "readwrite");
-  const store = transaction.objectStore("visits"), found = store.get(key);
+PUT = """(store, [key, fields]) => {
+  const found = store.get(key);
   found.onsuccess = () => store.put({ ...found.result, ...fields }, key);
-  await new Promise((done) => { transaction.oncomplete = done; });
-  database.close();
 }"""
-"""Change fields of a photo."""
+"""Add a photo, or change fields of it."""
+KEYS = "(store) => store.getAllKeys()"
 DROP_MANY = """(count) => {
   const dataTransfer = new DataTransfer();
   for (let i = 0; i < count; i++) dataTransfer.items.add(new File(["x"], i + ".jpg"));
   window.dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
 }"""
 """Drop so many files."""
-UNDO = """async (settings) => {
-  const asked = indexedDB.open("captioner");
-  const database = await new Promise((done) => { asked.onsuccess = () => done(asked.result); });
-  const transaction = database.transaction("visits", "readwrite");
-  const found = transaction.objectStore("visits").openCursor(null, "prev");
-  found.onsuccess = () => {
-    const { record, ...visit } = found.result.value;
-    found.result.update({ ...visit, settings: { ...visit.settings, ...settings } });
-  };
-  await new Promise((done) => { transaction.oncomplete = done; });
-  database.close();
-}"""
-"""Let the last photo wait for its caption again, with settings of another server."""
 REVOKED = """() => {
   const revoke = URL.revokeObjectURL;
   window.revoked = [];
@@ -103,14 +65,13 @@ def test_reload_back_and_the_link_to_the_api_keep_photo_and_caption(whole: Visit
 
 
 def test_reload_and_back_keep_a_photo_that_still_waits(visit: Visit) -> None:
-    tab, held = visit.tab, []
-    first = visit.words()
+    tab, first = visit.tab, visit.words()
     tab.click("text=Search settings")
     for _ in range(2):  # one sentence is asked for
         visit.forget()
         tab.locator("input[name=captions]").press("ArrowLeft")
         visit.settled()
-    tab.route("**/api/caption", lambda route: held.append(route))
+    visit.held()
     visit.choose(SAMPLES / "rocket.jpg", state="waiting")
     tab.wait_for_function("document.querySelector('.photo').src.startsWith('blob:')")
     blob = tab.evaluate(REVOKED)
@@ -132,7 +93,9 @@ def test_settings_of_another_model_are_not_asked_of_this_one(visit: Visit) -> No
     usual = visit.record()["style"]
     visit.choose(SAMPLES / "rocket.jpg")
     tab.wait_for_function(STORED)
-    tab.evaluate(UNDO, {"captions": 2, "unknown": 0.3, "style": "of another model"})
+    (key,) = visit.store(KEYS)
+    settings = {"captions": 2, "unknown": 0.3, "style": "of another model"}
+    visit.store(PUT, [key, {"record": None, "settings": settings}])
     tab.reload()
     tab.wait_for_selector('.viewer:is([data-state="shown"], [data-state="failed"])')
     assert tab.locator(".failure").is_hidden(), visit.failure()
@@ -143,12 +106,14 @@ def test_settings_of_another_model_are_not_asked_of_this_one(visit: Visit) -> No
 
 def test_what_is_old_or_too_much_is_deleted(visit: Visit) -> None:
     tab = visit.tab
-    _, fresh, removed = tab.evaluate(LEAVE, [7 * 24 + 1, 7 * 24 - 1, 2])
-    (worded,) = tab.evaluate(LEAVE, [1000])
-    tab.evaluate(SET, [worded, {"text": "A person's words."}])
-    tab.evaluate(SET, [removed, {"removed": removed}])
+    now = tab.evaluate("Date.now()")
+    old, fresh, removed, worded = (now - 3_600_000 * hours for hours in (169, 167, 2, 1000))
+    fields = {"name": "x", "problem": {"title": "x", "detail": "x"}}
+    more = {removed: {"removed": removed}, worded: {"text": "A person's words."}}
+    for key in (old, fresh, removed, worded):
+        visit.store(PUT, [key, {**fields, **more.get(key, {})}])
     visit.reload()
-    assert tab.evaluate(KEYS) == [worded, fresh]  # a person's words stay
+    assert visit.store(KEYS) == [worded, fresh]  # a person's words stay
     assert "until" in tab.inner_text(".kept")
     tab.route("**/api/caption", lambda route: None)
     tab.evaluate("navigator.storage.estimate = async () => ({ quota: 1e6, usage: 0 })")

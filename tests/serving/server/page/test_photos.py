@@ -112,10 +112,10 @@ def test_over_plain_http_the_camera_says_why_it_cannot(desk: Any, page_url: str)
 
 
 def test_while_it_waits_the_new_photo_is_there_and_the_old_sentence_is_not(visit: Visit) -> None:
-    tab, held = visit.tab, []  # the requests that are kept waiting
+    tab = visit.tab
     # A sample is there before anybody has done anything.
     assert "miscounts" in tab.inner_text(".limits") and tab.locator(".sentences li").count() == 3
-    tab.route("**/api/caption", lambda route: held.append(route))
+    held = visit.held()
     old = tab.locator("img.photo").get_attribute("src")
     visit.choose(SAMPLES / "rocket.jpg", state="waiting")
     tab.wait_for_function("""document.querySelector('.photo[src^="blob:"]')?.naturalWidth > 0""")
@@ -129,8 +129,7 @@ def test_while_it_waits_the_new_photo_is_there_and_the_old_sentence_is_not(visit
     assert tab.evaluate(running) == 0
     tab.emulate_media(reduced_motion="null")
     assert tab.evaluate(running) > 0
-    while not held:
-        tab.wait_for_timeout(10)
+    visit.wait_until(lambda: held)
     held[0].continue_()
     visit.settled()
     assert visit.record()["image"] == "rocket.jpg"

@@ -6,27 +6,18 @@ import csv
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.page.conftest import Visit
+from tests.serving.server.page.conftest import Visit, make_photos
 
 pytestmark = pytest.mark.slow
 
 LONG = "an elderly woman wearing sunglasses and another person standing " * 2 + "near the water"
 ANSWER = {"caption": "a dog", "words": [], "alternatives": []}
 LOGIN = "<!doctype html><title>Sign in</title><form><input name=user></form>\n"
-
-KEPT = """new Promise((done) => { indexedDB.open("captioner").onsuccess = ({ target }) => {
-  target.result.transaction("visits").objectStore("visits").count().onsuccess = (event) => {
-    target.result.close();
-    done(event.target.result);
-  };
-}; }).then((count) => count"""
-"""How many photos the browser has kept; a comparison and a bracket follow."""
 
 
 @pytest.fixture
@@ -40,27 +31,12 @@ def current(visit: Visit) -> str:
     return str(visit.tab.locator(".strip [aria-current=true]").get_attribute("title"))
 
 
-@pytest.fixture
-def six(tmp_path: Path) -> list[Path]:
-    """Six photos; the page sends four at a time."""
-    paths = []
-    for number in range(6):
-        paths.append(tmp_path / f"{number}.jpg")
-        with Image.open(SAMPLES / "coffee.jpg") as photo:
-            photo.resize((300 + number, 200)).save(paths[-1])
-    return paths
-
-
-def test_a_reload_in_the_middle_of_a_drop_loses_no_photo(visit: Visit, six: list[Path]) -> None:
-    tab = visit.tab
-    held: list[str] = []  # the server has answered none of them
-    tab.route("**/api/caption", lambda route: held.append(route.request.url))
-    tab.set_input_files(".intake .file", six)
-    tab.wait_for_function(KEPT + " === 6)")
-    while len(held) < 4:
-        tab.wait_for_timeout(10)
+def test_a_reload_in_the_middle_of_a_drop_loses_no_photo(visit: Visit, tmp_path: Path) -> None:
+    tab, held = visit.tab, visit.held()  # the server has answered none of them
+    tab.set_input_files(".intake .file", make_photos(tmp_path, 6))
+    visit.wait_until(lambda: visit.store("(store) => store.count()") == 6 and len(held) == 4)
     tab.wait_for_timeout(100)
-    assert len(held) == 4
+    assert len(held) == 4  # at a time
     tab.unroute("**/api/caption")
     tab.reload()
     tab.wait_for_selector(".strip li:nth-child(6)")
@@ -157,13 +133,11 @@ def test_a_photo_that_was_removed_while_it_waited_is_captioned_after_undo(visit:
     tab.click(".removed button")
     assert tab.input_value(".text") == "Mine."
     # Nor does one come back that waited when the list was emptied, nor a text.
-    held: list[Any] = []
-    tab.route("**/api/caption", lambda route: held.append(route))
+    held = visit.held()
     visit.choose(SAMPLES / "camera.jpg", state="waiting")
     tab.locator(".strip li button").first.click()
     tab.fill(".text", "Mine.")
-    while not held:
-        tab.wait_for_timeout(10)
+    visit.wait_until(lambda: held)
     tab.click(".clear")
     tab.click(".clear")
     tab.wait_for_selector('.viewer[data-state="empty"]')
@@ -253,17 +227,14 @@ def test_the_list_is_one_stop_and_enter_and_escape_go_to_the_text_and_back(
 
 
 def test_a_text_may_be_written_before_the_caption_is_there(visit: Visit) -> None:
-    tab = visit.tab
-    held: list[Any] = []
-    tab.route("**/api/caption", lambda route: held.append(route))
+    tab, held = visit.tab, visit.held()
     visit.choose(SAMPLES / "rocket.jpg", state="waiting")
     tab.locator(".strip li button").press("Enter")
     tab.keyboard.type("x")
     tab.keyboard.press("Backspace")
     assert tab.locator(".strip [data-mark]").get_attribute("data-mark") == ""
     tab.keyboard.type("A rocket at ")
-    while not held:
-        tab.wait_for_timeout(10)
+    visit.wait_until(lambda: held)
     held[0].continue_()
     visit.settled()
     tab.keyboard.type("night.")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.launcher import Run
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.page.conftest import STORED, Visit
+from tests.serving.server.page.conftest import STORED, Visit, make_photos
 
 pytestmark = pytest.mark.slow
 
@@ -60,13 +60,6 @@ def other(answered: Visit) -> Iterator[Any]:
     tab.wait_for_selector('.viewer[data-state="shown"]')
     yield tab
     tab.close()
-
-
-def make_photos(folder: Path, count: int, kind: str = "png") -> list[Path]:
-    paths = [folder / f"{number:03}.{kind}" for number in range(count)]
-    for number, path in enumerate(paths):
-        Image.new("RGB", (40 + number, 40), (number, 90, 200 - number)).save(path)
-    return paths
 
 
 def items(tab: Any) -> list[str]:
@@ -149,22 +142,19 @@ def test_a_photo_is_captioned_in_one_tab_and_a_failure_hides_no_caption(
     answered.context.route("**/api/caption", lambda route: held.append(route))
     other.set_input_files(".intake .file", SAMPLES / "rocket.jpg")
     wait_for_items(tab, 1)
-    while not held:
-        tab.wait_for_timeout(10)
-    while tab.evaluate("navigator.locks.query().then(({ pending }) => pending.length)") != 1:
-        tab.wait_for_timeout(10)
+    pending = "navigator.locks.query().then(({ pending }) => pending.length)"
+    answered.wait_until(lambda: held and tab.evaluate(pending) == 1)
     held[0].fulfill(body=json.dumps({"records": [RECORD]}))
     for window in (tab, other):
         window.wait_for_selector(".strip [data-state=done]")
-    while other.evaluate("navigator.locks.query().then(({ held }) => held.length)"):
-        tab.wait_for_timeout(10)
+    locks = "navigator.locks.query().then(({ held }) => held.length)"
+    answered.wait_until(lambda: not other.evaluate(locks))
     assert len(held) == 1
     # Browsers have no locks over http: a failure meets the caption that another tab has stored.
     for window in (tab, other):
         window.evaluate("Object.defineProperty(navigator, 'locks', { value: undefined })")
     tab.set_input_files(".intake .file", SAMPLES / "coffee.jpg")
-    while len(held) < 3:
-        tab.wait_for_timeout(10)
+    answered.wait_until(lambda: len(held) == 3)
     mine, theirs = sorted(held[1:], key=lambda route: bool(route.request.frame.page == other))
     theirs.fulfill(body=json.dumps({"records": [RECORD]}))
     tab.wait_for_selector(".strip li:nth-child(2)[data-state=done]")
