@@ -12,7 +12,6 @@ from axe_playwright_python.sync_playwright import Axe
 from tests.serving.server.conftest import SAMPLES, Server, serve
 from tests.serving.server.page.conftest import DESK, Visit, visiting
 from tests.serving.server.page.frozen import GRADIO
-from tests.serving.server.page.states import states
 from tests.web import Handler, hosting
 
 pytestmark = pytest.mark.slow
@@ -67,6 +66,43 @@ def test_on_a_phone_words_and_failures_come_without_scrolling(phone: Visit, tmp_
     assert "no.jpg is not a" in phone.failure()
     phone.tab.wait_for_function("scrollY === 0")
     assert phone.tab.locator(".failure").bounding_box()["y"] < 600  # with the way to another photo
+
+
+def states(visit: Visit, folder: Path) -> Iterator[str]:
+    """Go through every state of the page."""
+    tab = visit.tab
+    yield "one"
+    tab.route("**/api/caption", lambda route: None)
+    visit.choose(SAMPLES / "rocket.jpg", state="waiting")
+    yield "waiting"
+    visit.forget()
+    tab.unroute("**/api/caption")  # what was held goes on
+    visit.settled()
+    (folder / "cut.jpg").write_bytes((SAMPLES / "rocket.jpg").read_bytes()[:9000])
+    visit.choose(SAMPLES / "chelsea.jpg", folder / "cut.jpg", SAMPLES / "camera.jpg")
+    visit.strip()
+    yield "many"
+    tab.locator(".strip li button").first.press("?")
+    yield "keys"
+    tab.keyboard.press("Escape")
+    tab.fill(".text", "A cat that looks past the camera.")
+    yield "corrected"
+    with tab.expect_download():
+        tab.click(".train")
+    tab.wait_for_selector(".commands:not([hidden])")
+    yield "training"
+    tab.click(".about .term >> nth=0")
+    tab.click("text=Search settings")
+    yield "explained"
+    tab.click("text=Search settings")
+    tab.locator(".strip button[title='cut.jpg']").click()
+    visit.failure()
+    yield "error"
+    tab.click(".clear")
+    yield "asked"
+    tab.click(".clear")
+    tab.wait_for_selector('.viewer[data-state="empty"]')
+    yield "empty"
 
 
 @pytest.mark.parametrize(

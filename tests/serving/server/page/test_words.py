@@ -114,7 +114,7 @@ def test_a_caption_below_the_least_trust_is_withheld_and_a_correction_stays(visi
     ):
         words = {"caption": "a cup", "words": [], "alternatives": [], **known}
         line = json.dumps({"records": [{"review": True, **words}]}) + "\n"
-        tab.route("**/api/caption", lambda route, line=line: route.fulfill(body=line))
+        tab.route("**/api/caption", lambda route, _, line=line: route.fulfill(body=line))
         slider.fill(least)
         tab.wait_for_selector(f".withheld >> text=settings is {100 * float(least):.0f} %")
         tab.unroute("**/api/caption")
