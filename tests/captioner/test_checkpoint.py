@@ -72,10 +72,11 @@ def test_a_loaded_model_does_not_change_with_its_file(
         assert torch.equal(model.state_dict()[name], expected), name
 
 
-def test_half_precision_applies_to_matrices_only(
+def test_half_precision_applies_to_matrices_of_floats_only(
     tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    tiny_checkpoint.model.encoder.stages[0][1].running_var.fill_(1e6)  # type: ignore[index,union-attr]
+    stage = tiny_checkpoint.model.encoder.stages[0]
+    stage[1].running_var.fill_(1e6)  # type: ignore[index,union-attr]
     path = tmp_path / "model.safetensors"
     tiny_checkpoint.save(path)
     header = header_of(path)
@@ -84,6 +85,12 @@ def test_half_precision_applies_to_matrices_only(
     loaded = load_checkpoint(path)
     assert loaded.model.encoder.stages[0][1].running_var[0] == 1e6  # type: ignore[index,union-attr]
     assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+    stage.register_buffer("indices", torch.arange(70_000).reshape(2, -1))  # as in maxvit_t
+    tiny_checkpoint.save(path)
+    dtypes = {
+        name: tensor["dtype"] for name, tensor in header_of(path).items() if "shape" in tensor
+    }
+    assert [dtype for name, dtype in dtypes.items() if name.endswith(".indices")] == ["I64"]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.999])
@@ -192,12 +199,9 @@ A, B = "encoder.stages.0.1.num_batches_tracked", "encoder.stages.0.1.weight"
         lambda head, end: head.pop(A),  # a hole
         lambda head, end: head[B].update(head[A]),  # on top of each other
         lambda head, end: head[B].update(data_offsets=[end + 10**9, end + 10**9 + 4]),
-        lambda head, end: head[B].update(data_offsets=[-4, 0]),
         lambda head, end: head[B].update(dtype="X9"),
         lambda head, end: head[A].update(dtype="C64"),  # 8 bytes too
-        lambda head, end: head[B].update(dtype="I32"),
         lambda head, end: head[B].update(shape=[2**62, 2**62, 4]),
-        lambda head, end: head[B].update(shape=[-1, 4]),
         lambda head, end: head[A].update(shape=[1] * 100_000),
         lambda head, end: head.update({A: head.pop(B), B: head.pop(A)}),
         lambda head, end: head.update({f"stray {n}": empty(end) for n in range(20_000)}),
@@ -216,11 +220,8 @@ def test_headers_that_contradict_the_tensors_are_refused(
 @pytest.mark.parametrize(
     ("header", "length"),
     [
-        *((b"{}", length) for length in (0, 2**62, 2**64 - 1, 99_000_000)),
-        *(
-            (header, None)
-            for header in (b'{"a":' + b"[" * 200_000, b"[1]", b"\xff{}", b'{"a":1e999}')
-        ),
+        *((b"{}", length) for length in (0, 2**62, 99_000_000)),
+        *((header, None) for header in (b'{"a":' + b"[" * 200_000, b"[1]", b"\xff{}")),
     ],
 )
 def test_headers_that_do_not_list_tensors_are_refused(
@@ -278,8 +279,10 @@ def test_generation_settings_are_stored_in_the_checkpoint(
     assert len(captioner.caption(photo, beam_size=3).words) <= 3  # one setting is changed
 
     # As files were before.
-    rewrite_header(path, lambda document: document["generation"].update(exact=True))
-    assert load_checkpoint(path).generation == generation
+    old = {"exact": True, "different_around": "or"}
+    rewrite_header(path, lambda document: document["generation"].update(old))
+    rewrite_header(path, lambda document: document["generation"].pop("no_repeat_around"))
+    assert load_checkpoint(path).generation == replace(generation, no_repeat_around="or")
     for name in ("generation", "tokenizer", "lowercase", "styles"):
         rewrite_header(path, lambda document, name=name: document.pop(name))
     old = load_checkpoint(path)
@@ -311,17 +314,6 @@ def test_the_fingerprint_differs_with_the_transform_and_the_order_of_words(
     )
     same = [other.fingerprint() == tiny_checkpoint.fingerprint() for other in others]
     assert same == [False, False, True]
-
-
-def test_integers_are_not_stored_in_half_precision(
-    tiny_checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    stage = tiny_checkpoint.model.encoder.stages[0]
-    indices = torch.arange(70_000).reshape(2, -1)  # beyond float16
-    stage.register_buffer("indices", indices)  # as in maxvit_t
-    tiny_checkpoint.save(path := tmp_path / "model.safetensors")
-    name = next(key for key in tiny_checkpoint.model.state_dict() if key.endswith(".indices"))
-    assert header_of(path)[name]["dtype"] == "I64"
 
 
 def test_a_module_that_computes_in_its_constructor_allocates_no_weights() -> None:
@@ -396,12 +388,3 @@ def test_tensors_with_the_names_of_older_versions_are_loaded(
     loaded = load_checkpoint(path).model.state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded[name], tensor), name
-
-
-def test_settings_with_the_names_of_older_versions_are_read(tiny_file: Path) -> None:
-    def older(document: dict[str, Any]) -> None:
-        document["generation"]["different_around"] = "or"
-        del document["generation"]["no_repeat_around"]
-
-    rewrite_header(tiny_file, older)
-    assert load_checkpoint(tiny_file).generation.no_repeat_around == "or"

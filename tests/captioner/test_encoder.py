@@ -23,11 +23,6 @@ from captioner.model.encoder import Encoder, EncoderConfig
 from captioner.model.model import CaptionModel
 from captioner.photos.transform import TransformConfig
 
-# One of each way to cut that no other test takes, and the stride that it has.
-STRIDES = {
-    "swin_t": 32, "timm/swin_tiny_patch4_window7_224": 32,
-}  # fmt: skip
-
 
 @pytest.fixture(autouse=True)
 def quick_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,20 +34,20 @@ def quick_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.init, "trunc_normal_", normal)
 
 
-@pytest.mark.parametrize(("name", "stride"), STRIDES.items())
-def test_every_family_makes_a_grid(name: str, stride: int) -> None:
+@pytest.mark.parametrize("name", ["swin_t", "timm/swin_tiny_patch4_window7_224"])
+def test_a_transformer_makes_a_grid(name: str) -> None:
     torch.manual_seed(0)
-    encoder = Encoder(EncoderConfig(name=name, stride=stride)).eval()
+    encoder = Encoder(EncoderConfig(name=name)).eval()
     images = torch.randn(1, 3, 224, 224).repeat(2, 1, 1, 1)
     images[1, :, :56, -56:] = torch.randn(3, 56, 56)
     with torch.no_grad():
         grid = encoder(images)
-    assert grid.rows == grid.columns == 224 // stride
-    assert grid.features.shape == (2, grid.rows * grid.columns, encoder.channels())
+    assert grid.rows == grid.columns == 7
+    assert grid.features.shape == (2, 49, encoder.channels())
     # Where the second image differs, in the upper right corner, its cells differ most.
     changes = (grid.features[1] - grid.features[0]).norm(dim=1)
-    row, column = divmod(int(changes.argmax()), grid.columns)
-    assert row < grid.rows / 2 and column >= grid.columns / 2
+    row, column = divmod(int(changes.argmax()), 7)
+    assert row < 3 and column > 3
     # Replicated cells would be equal; dead ones are 0 in networks with random weights and a ReLU.
     assert torch.pdist(grid.features[0]).max() > 0
 

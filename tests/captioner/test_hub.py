@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,20 +172,3 @@ def test_trust_is_not_written_into_the_cache(
     done = run_main("trust", "user/model@v1", tmp_path)
     assert done.returncode == 2 and "hf download user/model --revision v1" in done.stderr
     assert hub.requests == []
-
-
-@pytest.mark.slow
-def test_variables_of_the_hub_apply_to_the_command(
-    hub: Hub, model: Repository, photo: Path, tmp_path: Path
-) -> None:
-    command = [
-        sys.executable, "-m", "captioner", "caption", photo, "--checkpoint", "user/model", "--json"
-    ]  # fmt: skip
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    records = []
-    for offline in ("0", "1"):
-        variables = {**environment, "HF_HUB_OFFLINE": offline}
-        done = subprocess.run(command, env=variables, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        records.append(json.loads(done.stdout))
-    assert records[0] == records[1] and records[0]["model"]["name"] == "tiny"

@@ -64,15 +64,6 @@ def test_a_truncated_lazy_pil_image_is_refused():
         open_image(lazy)
 
 
-def test_a_size_in_the_head_may_look_like_a_line_end():
-    webp = encode(draw(), "WEBP", lossless=True)
-    padding = (10 - len(webp)) % 256  # the last two digits of the size are then 0a
-    webp += struct.pack("<4sI", b"JUNK", padding) + bytes(padding)
-    webp = patched(webp, 4, "<I", len(webp) - 8)
-    assert webp[4] == 10
-    assert difference(open_image(webp), draw()) == 0
-
-
 # Turns
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("BMP", "GIF")])
 def test_exif_orientation_is_applied(kind):
@@ -83,13 +74,6 @@ def test_exif_orientation_is_applied(kind):
         assert not picture.info
         reduced = open_image(turned(kind, orientation), at_least=8)
         assert reduced.info["size"] == draw().size, orientation
-
-
-def test_invalid_exif_is_ignored():
-    exif = Image.Exif()
-    exif[0x0112] = 77
-    for block in (exif, b"Exif\0\0this is not TIFF at all"):
-        assert difference(open_image(encode(draw(), "PNG", exif=block)), draw()) == 0
 
 
 # Colours

@@ -86,13 +86,6 @@ def test_any_shape_works(config, size):
     assert torch.isfinite(pixels).all()
     # Somewhere the photo itself shows, and not only the bars.
     assert pixels[0].max() == pytest.approx((1 - config.mean[0]) / config.std[0], abs=1e-4)
-    box = transform.box(*size)
-    assert box.left < box.right
-    assert box.top < box.bottom
-    assert (box.left + box.right) / 2 == pytest.approx(0.5, abs=0.5)
-    if config.mode != "pad":
-        assert min(box) >= 0
-        assert max(box) <= 1
 
 
 # The square
