@@ -54,18 +54,13 @@ class RunLock(Closing):
         name = f".captioner-{digest(os.path.realpath(path)).hex()}.lock"
         self._file = path.with_name(name)
         self._lock = FileLock(self._file, blocking=False)
-        while True:
-            before = _inode(self._file)
-            try:
-                self._lock.acquire()
-            except Timeout:
-                raise OutputError(
-                    f"another run is writing to {path.name.removesuffix('.journal.jsonl')}: "
-                    "wait until it has finished, or choose another output"
-                ) from None
-            if before is not None and before == _inode(self._file):
-                return
-            self._lock.release()  # the file is new, or a finished run has just removed it
+        try:
+            self._lock.acquire()  # not on a file that a finished run has just removed
+        except Timeout:
+            raise OutputError(
+                f"another run is writing to {path.name.removesuffix('.journal.jsonl')}: "
+                "wait until it has finished, or choose another output"
+            ) from None
 
     @property
     def is_held(self) -> bool:
@@ -78,13 +73,6 @@ class RunLock(Closing):
             with suppress(OSError):  # Windows keeps files that are open
                 self._file.unlink()
             self._lock.release()
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None
 
 
 def read_state(path: Path) -> dict[str, Any] | None:

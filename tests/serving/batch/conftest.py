@@ -74,12 +74,14 @@ def await_records(process: subprocess.Popen[str], output: Path) -> None:
         time.sleep(0.005)
 
 
+def exiftool(*arguments: object) -> str:
+    command = ["exiftool", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
 def read_tags(*paths: Path) -> Records:
     """All XMP and IPTC tags of each file as exiftool reads them."""
-    command = ["exiftool", "-json", "-G1", "-XMP:all", "-IPTC:all", *paths]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    tags: Records = json.loads(result.stdout)
+    tags: Records = json.loads(exiftool("-json", "-G1", "-XMP:all", "-IPTC:all", *paths))
     return tags
 
 

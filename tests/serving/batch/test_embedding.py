@@ -7,7 +7,6 @@ import io
 import os
 import signal
 import struct
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.serving.batch.conftest import (
     Records,
     Start,
     draw,
+    exiftool,
     read_tags,
     record_of,
     write_lines,
@@ -49,11 +49,6 @@ def embed(tiny: Captioner) -> Embed:
         return list(caption_batch(sources, output=output, config=config, captioner=tiny))
 
     return run
-
-
-def exiftool(*arguments: object) -> str:
-    command = ["exiftool", "-q", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 def exiftools_in(folder: Path) -> list[str]:
@@ -78,7 +73,7 @@ def test_exiftool_and_pillow_read_the_texts_and_the_file_is_otherwise_the_same(
     folder = photos(1)
     photo, original = folder / "p000.jpg", folder / "p000.jpg_original"
     dates = ("-DateTimeOriginal=2020:01:02 03:04:05", "-ModifyDate=2020:01:02 03:04:06")
-    exiftool("-overwrite_original", *dates, photo)
+    exiftool("-q", "-overwrite_original", *dates, photo)
     photo.chmod(0o640)
     os.utime(photo, (SECOND, SECOND))
     before, status = photo.read_bytes(), photo.stat()
@@ -99,7 +94,7 @@ def test_exiftool_and_pillow_read_the_texts_and_the_file_is_otherwise_the_same(
     # Once more: nothing changes. And exiftool takes it back.
     embed(folder, language="pt-BR")
     assert photo.read_bytes() == after and original.read_bytes() == before
-    exiftool("-restore_original", photo)
+    exiftool("-q", "-restore_original", photo)
     assert photo.read_bytes() == before and not original.exists()
 
 
@@ -116,7 +111,7 @@ def test_texts_and_keywords_of_others_stay(tmp_path: Path, run_main: Run) -> Non
     paths = [tmp_path / f"{name}.jpg" for name in tags]
     for number, (path, texts) in enumerate(zip(paths, tags.values(), strict=True)):
         draw(number).save(path)
-        exiftool("-overwrite_original", *texts, path)
+        exiftool("-q", "-overwrite_original", *texts, path)
     text = "a <dog> &\n'sea'"
     write_lines(
         tmp_path / "r.jsonl", *(record_of(path, text, keywords=["dog", "sea"]) for path in paths)

@@ -136,15 +136,6 @@ def test_a_table_has_all_alternatives_keywords_and_trust(
     assert [rows[1]["trust"], table[1]["trust"]] == ["", None]
 
 
-def test_a_sentence_begins_and_ends_as_one() -> None:
-    texts = {
-        "a dog (small)": "A dog (small).", 'a sign says "no"': 'A sign says "no".',
-        "a dog in 2024": "A dog in 2024.", "a dog…": "A dog…", "élan": "Élan.",
-        "狗在草地上奔跑": "狗在草地上奔跑", "": "",
-    }  # fmt: skip
-    assert {text: sentence(text) for text in texts} == texts
-
-
 @pytest.mark.parametrize("template", [None, "{caption}"])
 def test_captions_in_csv_and_xmp_are_sentences_without_a_template(
     tiny: Captioner, tmp_path: Path, template: str | None

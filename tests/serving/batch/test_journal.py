@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-from filelock import FileLock
 
 from captioner import Captioner, OutputError
 from captioner.shared.files import digest
 from captioner_serving.batch import BatchConfig, caption_batch, journal
-from captioner_serving.batch.files import RunFiles, RunLock
+from captioner_serving.batch.files import RunFiles
 from captioner_serving.batch.journal import Journal
 from tests.serving.batch.conftest import Photos, read_lines
 
@@ -42,28 +41,6 @@ def test_one_run_at_a_time(
     first.close()
     list(caption_batch(folder, output=output, captioner=tiny))
     assert len(output.read_text().splitlines()) == 3
-
-
-def test_a_run_holds_the_lock_that_is_there_though_an_ended_one_removed_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output, acquire = tmp_path / "c.jsonl", FileLock.acquire
-    RunLock(output).close()
-    assert not list(tmp_path.iterdir())
-
-    def removed(lock: FileLock) -> Any:
-        """Remove the lock file between its opening and its lock."""
-        monkeypatch.undo()
-        held = acquire(lock)
-        Path(lock.lock_file).unlink()
-        return held
-
-    monkeypatch.setattr(FileLock, "acquire", removed)
-    with Journal(RunFiles(output), SETTINGS):
-        with pytest.raises(OutputError, match=r"another run is writing to c\.jsonl"):
-            Journal(RunFiles(output), SETTINGS)
-        assert output.exists()
-    assert not list(tmp_path.glob(".captioner*"))
 
 
 def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from captioner import Captioner, ConfigError
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.wording import Wording, combine_keywords
+from captioner_serving.batch.wording import Wording
 from tests.conftest import make_trust
 from tests.launcher import Run
 from tests.refusals import check_refusals
@@ -123,20 +122,6 @@ def test_a_subject_that_is_no_list_stays(folder: Path, run_main: Run) -> None:
     assert result.returncode == 1
     assert "a.xmp has a dc:subject that is not a list; it was not changed" in result.stderr
     assert (folder / "a.xmp").read_text() == odd
-
-
-@pytest.mark.parametrize(
-    ("old", "existing", "wanted"),
-    [
-        (None, "skip", "dog, sea"),
-        ("Dog,  cat ,", "append", "Dog, cat, sea"),
-        ("cat\nDOG", "append", "cat, DOG, sea"),
-        ("cat", "overwrite", "dog, sea"),
-    ],
-)
-def test_comma_lists_are_merged(old: str | None, existing: Any, wanted: str) -> None:
-    for present in (old, wanted):
-        assert combine_keywords(present, ["dog", "sea"], existing) == wanted
 
 
 def test_batch_writes_keywords_of_models_with_trust_alone(

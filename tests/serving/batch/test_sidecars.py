@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,14 @@ from PIL import Image
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
 from tests.launcher import Run
-from tests.serving.batch.conftest import Photos, Records, read_lines, record_of, write_lines
+from tests.serving.batch.conftest import (
+    Photos,
+    Records,
+    exiftool,
+    read_lines,
+    record_of,
+    write_lines,
+)
 from tests.serving.batch.test_xmp import LIGHTROOM
 
 Write = Callable[..., list[str]]
@@ -109,8 +115,7 @@ def test_a_description_in_the_photo_is_kept(
         "p003": "-EXIF:ImageDescription=OLYMPUS DIGITAL CAMERA",
         "p004": "-XMP-iptcCore:AltTextAccessibility=Oma",
     }.items():
-        command = ["exiftool", "-q", "-overwrite_original", tag, folder / f"{name}.jpg"]
-        subprocess.run(command, check=True)
+        exiftool("-q", "-overwrite_original", tag, folder / f"{name}.jpg")
     described = {"p000", "p001", "p002"}
     result = run_batch(folder, "--output", tmp_path / "c.jsonl", "--sidecar", "xmp")
     assert "3 photos with their own description" in result.stderr
