@@ -225,10 +225,8 @@ REFUSED: Refusals = {
     f"{PHOTOS} --boxes others.json": (1, "boxes for 1 images, but for none of this split"),
     f"{PHOTOS} --compare split.json": (1, "split.json is not a report.json"),
     f"{PHOTOS} --compare nowhere.safetensors": (1, "nowhere.safetensors"),
-    f"{PHOTOS} --compare hf:/nowhere": (1, "neither a local file or folder nor a model"),
     "--captions split.json --score s.json --compare bundled": (2, "takes report.json files"),
     "--captions split.json --score none.json": (1, "none.json"),
-    f"{PHOTOS} --checkpoint hf:a/b --calibration": (2, "needs Captioner checkpoints"),
     f"{PHOTOS} --compare bundled hf:a/b --calibration": (2, "needs Captioner checkpoints, not hf:"),
     f"{PHOTOS} --checkpoint split.json": (1, "split.json is cut off, damaged or not"),
     "--captions broken.json --images photos --checkpoint tiny.safetensors": (1, "is not JSON"),
@@ -243,11 +241,9 @@ REFUSED: Refusals = {
         )
     },
     f"{PHOTOS} --beam-size 0": (2, "beam_size 0 is out of range"),
-    "photos --checkpoint no.st": (1, "there is no checkpoint no.st"),
     "no --checkpoint tiny.safetensors": (1, "there is no folder"),
     "--captions no.json --images photos --checkpoint tiny.safetensors": (1, "no file no.json"),
     "": (2, "name either a folder DIR, or --captions FILE"),
-    "data --captions c.json": (2, "name either a folder DIR, or --captions FILE"),
     "--captions c.json": (2, "--captions requires --images"),
     "data --open": (2, "--open requires --report DIR"),
 }  # fmt: skip

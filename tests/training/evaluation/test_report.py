@@ -6,8 +6,6 @@ import json
 import math
 import re
 import sys
-import xml.etree.ElementTree as ET
-from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,7 @@ from captioner_training.data.images import Captioned
 from captioner_training.data.reading import read_coco
 from captioner_training.evaluation.evaluate import Evaluation, as_json, compare
 from captioner_training.report.measures import MEASURES, cell, tables
-from captioner_training.report.page import evaluation_page, maps_of
-from captioner_training.report.plots import curves_plot, reliability_plot
+from captioner_training.report.page import maps_of
 from tests import launcher
 from tests.conftest import make_tiny, make_trust
 from tests.launcher import ROOT, Run
@@ -189,8 +186,7 @@ def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main:
     assert difference["CIDEr"] == difference["ROUGE-L"] == 0
     part = run_main(*evaluated.command(evaluated.part, "--compare", other))
     assert part.returncode == 1 and "of different splits" in part.stderr
-    whole = json.loads(other.read_text())
-    whole["document_frequencies"] = {"images": 5000, "hash": "of a whole split"}
+    whole = json.loads(other.read_text()) | {"document_frequencies": {"hash": "of a whole split"}}
     whole_file = evaluated.write("whole.json", whole)
     alike = run_main(*evaluated.command(evaluated.captions, "--compare", whole_file))
     assert alike.returncode == 1 and "other document frequencies" in alike.stderr
@@ -198,14 +194,12 @@ def test_only_comparable_reports_can_be_compared(evaluated: Evaluated, run_main:
 
 
 def test_photos_whose_captions_changed_most_have_both_captions(
-    evaluated: Evaluated, run_main: Run, tmp_path: Path, browser: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    evaluated: Evaluated, run_main: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = json.loads((evaluated.report / "report.json").read_text())
-    change = {}
     for at, row in enumerate(other["per_image"]):
-        change[row["name"]] = 30.0 * (at - 1) if at < 4 else 0.0
-        row["caption"], row["CIDEr"] = f"رجل يركب {at}", row["CIDEr"] - change[row["name"]]
+        change = 30.0 * (at - 1) if at < 4 else 0.0
+        row["caption"], row["CIDEr"] = f"رجل يركب {at}", row["CIDEr"] - change
     (tmp_path / "other.json").write_text(json.dumps(other))
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
@@ -214,24 +208,13 @@ def test_photos_whose_captions_changed_most_have_both_captions(
     )
     assert run_main(*command).returncode == 0
     assert opened == [(tmp_path / "report.html").as_uri()]
-    page = browser.new_page(viewport={"width": 1180, "height": 900})
-    page.goto(opened[0])
-    differences = page.locator(".label").all_inner_texts()
-    assert [text for text in differences if text[0] in "+-"] == ["+60", "+30", "-30"]
+    page = (tmp_path / "report.html").read_text()
+    assert re.findall(r'class="label"[^>]*>([+-]\d+)<', page) == ["+60", "+30", "-30"]
+    assert "<bdi>رجل يركب 3</bdi>" in page  # Arabic runs from right to left, whatever is around it
     (part,) = json.loads((tmp_path / "report.json").read_text())["comparisons"]
     low, high = part["intervals"]["CIDEr"]
     assert part["CIDEr"] == pytest.approx(12)
-    assert f"+12.0 [{low:.1f}, {high:.1f}]" in page.locator("main").inner_text()
-    # Arabic words run from right to left, whatever stands around them.
-    order = page.locator("bdi", has_text="رجل").first.evaluate(
-        """(element) => { const text = element.firstChild, at = (place) => {
-             const range = document.createRange();
-             range.setStart(text, place); range.setEnd(text, place + 1);
-             return range.getBoundingClientRect().left; };
-           return [at(0), at(4), at(9)]; }"""
-    )
-    assert order == sorted(order, reverse=True)
-    page.close()
+    assert f"+12.0 <i>[{low:.1f}, {high:.1f}]" in page
 
 
 def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -303,29 +286,6 @@ def test_the_measures_of_docs_have_the_titles_of_the_table() -> None:
     assert len(rows) >= 30 and set(rows) <= {*titles, "---"}
 
 
-def test_the_best_the_median_and_the_worst_caption_have_maps(evaluated: Evaluated) -> None:
-    (image, *_) = read_coco(evaluated.captions, str(evaluated.folder / "val"))
-    caption = Captioned(
-        image=image, hypothesis=Hypothesis([4], 0.0, torch.zeros(2)), words=["dog"],
-        attention=torch.full((1, 3, 3), 1 / 9),
-    )  # fmt: skip
-    split = {"images": 1, "references": 1, "hash": ""}
-    for ciders, shown in (
-        ([3.0, 9.0, 1.0, 5.0, 4.0, 8.0, 2.0, 7.0, 6.0], ["1", "5", "9"]), ([1.0], ["1"]),
-    ):  # fmt: skip
-        evaluation = Evaluation(
-            report={"data": "x", "split": split, "scored": 1, "predictions": "x"},
-            rows=[row(at, cider) for at, cider in enumerate(ciders)],
-            images=[image] * len(ciders), captioned=[caption] * len(ciders),
-            transform=Transform(TransformConfig(mode="crop", size=64)),
-        )  # fmt: skip
-        sections = {section.title: section for section in evaluation_page(evaluation).sections}
-        assert [photo.label for photo in sections["Attention"].photos] == shown
-        assert all(photo.captions[0].maps for photo in sections["Attention"].photos)
-        best = sections["Best captions"].photos if len(ciders) > 1 else ()
-        assert [photo.label for photo in best] == [*"9876"][: len(ciders) // 2]
-
-
 def test_the_content_words_with_the_highest_gate_have_maps(evaluated: Evaluated) -> None:
     words = ["a", "dog", "runs", "in", "red", "grass", "ball"]
     gates = torch.tensor([0.9, 0.1, 0.5, 0.99, 0.3, 0.4, 0.2, 0.0])
@@ -340,23 +300,9 @@ def test_the_content_words_with_the_highest_gate_have_maps(evaluated: Evaluated)
         assert [word for word, _ in maps_of(caption, transform)] == chosen
 
 
-def test_plots_are_equal_svg_files_with_their_labels() -> None:
-    bins = [{"count": 4, "confidence": 0.25, "right": 0.75}]
-    curves = {"before": [(1.0, -0.2), (2.0, -0.5)], "after": [(1.0, 0.1)]}
-    for draw, text in (
-        (lambda: reliability_plot(bins), "predicted probability"),
-        (lambda: curves_plot(curves, ends=[1, 2]), "after"),
-    ):
-        plot = draw()
-        svg = b64decode(plot.removeprefix("data:image/svg+xml;base64,"))
-        assert text in "".join(ET.fromstring(svg).itertext())
-        assert draw() == plot
-
-
 def test_scores_on_coco_s_tokens_come_first_and_missing_numbers_are_dashes() -> None:
     measures = {measure.key: measure for measure in MEASURES}
     report: dict[str, Any] = {"split": {"images": 5}, "nltk": {"CIDEr": 50.0}}
-    assert cell(report, measures["scores.CIDEr"]) == "50.0"
     report["pycocoevalcap"] = {"error": {"detail": "no Java"}}
     assert cell(report, measures["scores.CIDEr"]) == "50.0"
     report["pycocoevalcap"] = {"CIDEr": 60.0, "intervals": {"CIDEr": [None, None]}}

@@ -92,11 +92,9 @@ def test_files_come_from_the_hosts_that_publish_them() -> None:
         f"{images}/zips/train2014.zip",
     ]
     files = remote_files(2014, karpathy=False, mirror="https://mirror/coco/")
-    assert [(url, (checksum or "")[:11]) for url, (_, checksum) in files.items()] == [
-        ("https://mirror/coco/annotations/annotations_trainval2014.zip", "md5:0a379cf"),
-        ("https://mirror/coco/zips/val2014.zip", "md5:a3d79f5"),
-        ("https://mirror/coco/zips/train2014.zip", "md5:0da8c0b"),
-    ]
+    assert files["https://mirror/coco/zips/val2014.zip"] == (
+        6_645_013_297, "md5:a3d79f5ed8d289b7a7554ce06a5782b3",
+    )  # fmt: skip
 
 
 @pytest.mark.slow

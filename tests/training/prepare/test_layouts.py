@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from captioner_training.prepare.selection import SourceData
@@ -33,16 +33,9 @@ def splits(data: SourceData) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(
-    max_examples=6,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
-    names=st.fixed_dictionaries(
-        {name: st.sampled_from(words) for name, words in SPELLINGS.items()}
-    ),
+    names=st.fixed_dictionaries({name: st.sampled_from(of) for name, of in SPELLINGS.items()}),
     level=st.sampled_from(["", "data", "default", "my set/v1.0"]),
     suffix=st.sampled_from([".csv", ".jsonl"]),
 )
@@ -143,32 +136,25 @@ def test_photos_beside_a_folder_named_after_a_split_are_listed(tmp_path: Path) -
     assert data.source["splits"] == "drawn, 70/30/0" and len(data.images) == len(ROWS)
 
 
-def _copies(tmp_path: Path, seed: int) -> tuple[Path, list[Any]]:
-    """Write 30 photos with two copies each: in a folder, a zip file, and under another name."""
-    folder = tmp_path / f"photos{seed}"
-    folder.mkdir()
-    with zipfile.ZipFile(folder / "more.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for n in range(30):
-            (folder / f"{n}.jpg").write_bytes(photo(f"{n}.jpg"))
-            (folder / f"again-{n}.jpg").write_bytes(photo(f"{n}.jpg"))
-            archive.writestr(f"packed-{n}.jpg", photo(f"{n}.jpg"))
-    rows = [f"{kind}{n}.jpg" for n in range(30) for kind in ("", "again-", "packed-")]
-    random.Random(seed).shuffle(rows)
-    return folder, rows
-
-
 @pytest.mark.parametrize("named", [(), (0.3, "test"), (0.5, "val"), (1.0, "any")])
 def test_copies_of_a_photo_are_in_one_split(tmp_path: Path, named: tuple[Any, ...]) -> None:
+    """30 photos with two copies each: under another name, and in a zip file; in any order."""
+    with zipfile.ZipFile(tmp_path / "more.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for n in range(30):
+            (tmp_path / f"{n}.jpg").write_bytes(photo(f"{n}.jpg"))
+            (tmp_path / f"again-{n}.jpg").write_bytes(photo(f"{n}.jpg"))
+            archive.writestr(f"packed-{n}.jpg", photo(f"{n}.jpg"))
+    names = [f"{kind}{n}.jpg" for n in range(30) for kind in ("", "again-", "packed-")]
     seen = []
-    for seed in range(3):  # listed in another order
-        folder, names = _copies(tmp_path, seed)
+    for seed in range(3):
+        random.Random(seed).shuffle(names)
         rows = []
         for name in names:
             chance, split = random.Random(name), ""
             if named and chance.random() < named[0]:
                 split = chance.choice(["train", "val", "test"]) if named[1] == "any" else named[1]
             rows.append(f"{name},a photo called {name},{split}")
-        table = write_table(folder / "captions.csv", rows, "image,caption,split")
+        table = write_table(tmp_path / "captions.csv", rows, "image,caption,split")
         data = read("csv", table, **({} if named == (1.0, "any") else {"val": 0.3, "test": 0.2}))
         of_photo: dict[str, set[str]] = {}
         for image in data.images:

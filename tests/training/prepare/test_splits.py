@@ -10,22 +10,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from captioner import ConfigError
-from captioner_training.prepare import files as files_module
-from captioner_training.prepare.files import (
-    ImageFiles,
-    Location,
-    SourceImage,
-    equal_images,
-    read_location,
-)
+from captioner_training.prepare.files import ImageFiles, SourceImage, equal_images, read_location
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.selection import select
 from captioner_training.prepare.splits import Fractions
-from tests.properties import FEW
 from tests.training.prepare.conftest import coco_json, read
 from tests.training.prepare.layouts import photo
 
@@ -51,34 +41,13 @@ def test_adding_a_photo_never_moves_another(tmp_path: Path, fractions: Fractions
     files = ImageFiles([tmp_path])
     earlier: dict[str, str] = {}
     for count in (1, 2, 3, 5, 9, 10, 11, 20, 199, 200, 230, 231):
-        images = select(listed(*names[:count]), files, Problems(), fractions=fractions)[0]
+        listed = [SourceImage(name, name, ("a",)) for name in names[:count]]
+        images = select(listed, files, Problems(), fractions=fractions)[0]
         splits = {image.file_name: image.split for image in images}
         assert len(splits) == count and splits.items() >= earlier.items()
         earlier = splits
     assert earlier["copy.jpg"] == earlier["007.jpg"]
     assert {*earlier.values()} == {"train", "val", *(["test"] if fractions else [])}
-
-
-def listed(*names: str, split: str | None = None) -> list[SourceImage]:
-    return [SourceImage(id=n, file_name=n, captions=("a",), split=split or "") for n in names]
-
-
-@FEW
-@given(order=st.permutations(range(9)), named=st.sampled_from([None, "val", "test"]))
-def test_copies_share_a_split_in_any_order(tmp_path: Path, order, named) -> None:
-    """Three photos of three files each; of one file the data names the split."""
-    for n in range(9):
-        (tmp_path / f"{n}.jpg").write_bytes(bytes([n % 3]) * 9000)
-    rows = [listed(f"{n}.jpg", split=named if n == 4 else None)[0] for n in order]
-    found = select(rows, ImageFiles([tmp_path]), Problems(), fractions=None)[0]
-    splits: dict[int, set[str]] = {}
-    for image in found:
-        splits.setdefault(int(image.file_name[0]) % 3, set()).add(image.split)
-    if named:  # files outside any split are left out, copies of those inside are not
-        assert splits == {1: {named}}
-        assert len(found) == 3
-    else:
-        assert len(found) == 9 and all(len(of) == 1 for of in splits.values())
 
 
 def test_the_most_similar_name_is_found(tmp_path: Path) -> None:
@@ -115,23 +84,6 @@ def test_equal_images_are_found_wherever_they_lie(tmp_path: Path) -> None:
     found = [files.find(f"{letter}.jpg") for letter in "abcdef"]
     groups = equal_images([one.location for one in found if one])
     assert groups == [[0, 3, 4, 5], [1], [2]]
-
-
-def test_few_bytes_are_read_of_different_images_of_equal_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(3):
-        (tmp_path / f"{n}.jpg").write_bytes(random.Random(n).randbytes(90_000))
-    files, sizes = ImageFiles([tmp_path]), list[int]()
-
-    def reading(location: Location) -> bytes:
-        sizes.append(location.size)
-        return read_location(location)
-
-    found = [files.find(f"{n}.jpg") for n in range(3)]
-    monkeypatch.setattr(files_module, "read_location", reading)
-    assert equal_images([one.location for one in found if one]) == [[0], [1], [2]]
-    assert sum(sizes) < 20_000
 
 
 @pytest.mark.parametrize(("val", "test"), [(0.6, 0.4), (-0.1, 0.2)])

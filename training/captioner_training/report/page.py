@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +25,8 @@ from captioner_training.evaluation.evaluate import Evaluation, as_json
 from captioner_training.evaluation.words import FUNCTION_WORDS
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
-from captioner_training.report.measures import Table, failures, model_name, notes, settings, tables
-from captioner_training.report.plots import (
-    curves_plot,
-    reliability_plot,
-)
+from captioner_training.report.measures import failures, model_name, notes, settings, tables
+from captioner_training.report.plots import curves_plot, reliability_plot
 
 Record = Mapping[str, Any]
 
@@ -50,7 +46,7 @@ class Caption(NamedTuple):
 
     title: str
     text: str
-    maps: Sequence[tuple[str, str]] = ()
+    maps: Sequence[tuple[str, str]]
 
 
 class Photo(NamedTuple):
@@ -79,35 +75,20 @@ class Figure(NamedTuple):
     about: str
 
 
-@dataclass(kw_only=True)
-class Page:
-    """The content of page.html. Text is untrusted: all of it is escaped.
-
-    tables: titles and tables of measures.
-    facts: names and values for the foot of the page.
-    """
-
-    heading: str
-    lead: str
-    notes: Sequence[str]
-    tables: Sequence[tuple[str, Table]] = ()
-    figures: Sequence[Figure]
-    sections: Sequence[Section]
-    facts: Sequence[tuple[str, str]]
-
-    def write(self, path: Path) -> None:
-        """Write the page. Raises OutputError."""
-        environment = Environment(
-            loader=PackageLoader("captioner_training", "report"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            finalize=_in_a_line,
-        )
-        content = environment.get_template("page.html").render(page=self)
-        with replace_file(path) as file:
-            file.write(content.encode(errors="backslashreplace"))  # names may not be UTF-8
+def _write(path: Path, *, sections: Iterable[Section], **content: object) -> None:
+    """Render page.html. Text is untrusted: all of it is escaped. Raises OutputError."""
+    environment = Environment(
+        loader=PackageLoader("captioner_training", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_in_a_line,
+    )
+    shown = [section for section in sections if section.photos]
+    page = environment.get_template("page.html").render(sections=shown, **content)
+    with replace_file(path) as file:
+        file.write(page.encode(errors="backslashreplace"))  # names may not be UTF-8
 
 
 def _in_a_line(value: object) -> object:
@@ -138,46 +119,44 @@ def write_report(folder: Path, evaluation: Evaluation) -> None:
     ):
         with replace_file(folder / name) as file:
             file.write(f"{text}\n".encode(errors="backslashreplace"))
-    evaluation_page(evaluation).write(folder / "report.html")
-
-
-def evaluation_page(evaluation: Evaluation) -> Page:
-    """Return the page of an evaluation."""
-    report, rows = evaluation.report, evaluation.rows
     name = Path(str(report["data"])).stem or str(report["data"])
-    order = sorted(range(len(rows)), key=lambda at: (rows[at]["CIDEr"], rows[at]["ROUGE-L"]))
-    shown = min(_SHOWN, len(rows) // 2)
-    middle = {order[0], order[len(order) // 2], order[-1]} if evaluation.captioned else set()
-    sections = [
-        Section(
-            "Attention",
-            "A bad, a medium and a good caption of every model, with the attention of content "
-            "words.",
-            [_photo(evaluation, at, maps=True) for at in order if at in middle],
-        ),
-        *_changed(evaluation),
-        Section(
-            "Best captions",
-            "The highest CIDEr-D, with the references.",
-            [_photo(evaluation, at) for at in order[::-1][:shown]],
-        ),
-        Section(
-            "Worst captions",
-            "The lowest CIDEr-D. Some are right but mention something else than the references.",
-            [_photo(evaluation, at) for at in order[:shown]],
-        ),
-    ]
-    failed = [f"{name} failed: {reason}" for name, reason in failures(report)]
-    return Page(
+    _write(
+        folder / "report.html",
         heading=f"Captions of {name}",
         lead=f"{model_name(report)} on {counted(report['scored'], 'photo')} with "
         f"{counted(report['split']['references'], 'reference caption')}. In brackets: 95 % "
         "intervals over images.",
-        notes=[*notes(report), *failed],
-        tables=tables(report),
-        figures=[*_figures(report)],
-        sections=[section for section in sections if section.photos],
+        notes=[
+            *notes(report),
+            *(f"{measure} failed: {reason}" for measure, reason in failures(report)),
+        ],
+        tables=tables(evaluation.report),
+        figures=list(_figures(report)),
+        sections=_sections(evaluation),
         facts=list(settings(report)),
+    )
+
+
+def _sections(evaluation: Evaluation) -> Iterator[Section]:
+    rows = evaluation.rows
+    order = sorted(range(len(rows)), key=lambda at: (rows[at]["CIDEr"], rows[at]["ROUGE-L"]))
+    shown = min(_SHOWN, len(rows) // 2)
+    middle = {order[0], order[len(order) // 2], order[-1]} if evaluation.captioned else set()
+    yield Section(
+        "Attention",
+        "A bad, a medium and a good caption of every model, with the attention of content words.",
+        [_photo(evaluation, at, maps=True) for at in order if at in middle],
+    )
+    yield from _changed(evaluation)
+    yield Section(
+        "Best captions",
+        "The highest CIDEr-D, with the references.",
+        [_photo(evaluation, at) for at in order[::-1][:shown]],
+    )
+    yield Section(
+        "Worst captions",
+        "The lowest CIDEr-D. Some are right but mention something else than the references.",
+        [_photo(evaluation, at) for at in order[:shown]],
     )
 
 
@@ -306,20 +285,20 @@ def write_run(
         raise DataError("the log of the run has no epoch")
     stages = counted(len({epoch["stage"] for epoch in epochs}), "stage")
     steps = counted(epochs[-1]["step"], "step")
-    section = Section(
-        "Captions",
+    about = (
         "Captions of validation photos by best.safetensors, with the attention of content words, "
-        "and references.",
-        [_run_photo(recipe, caption) for caption in captioned],
+        "and references."
     )
-    Page(
+    _write(
+        path,
         heading=f"Run {recipe.name}",
         lead=f"{counted(len(epochs), 'epoch')} in {stages}, {steps}.",
         notes=notes,
-        figures=[*_run_figures(log, epochs, has_cider=has_cider)],
-        sections=[section],
+        tables=(),
+        figures=list(_run_figures(log, epochs, has_cider=has_cider)),
+        sections=[Section("Captions", about, [_run_photo(recipe, item) for item in captioned])],
         facts=list(_facts(recipe, log, epochs, gain, best_at, has_cider=has_cider)),
-    ).write(path)
+    )
 
 
 def _run_photo(recipe: Recipe, caption: Captioned) -> Photo:
