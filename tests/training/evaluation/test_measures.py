@@ -74,11 +74,9 @@ def captioner() -> Captioner:
 
 
 def test_each_photo_is_opened_and_encoded_once(
-    images: list[CaptionedImage],
-    captioner: Captioner,
-    tmp_path: Path,
+    images: list[CaptionedImage], captioner: Captioner, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(Captioner, "batch_size", 2)
     encoded: list[int] = []
     watch = captioner.model.encoder.register_forward_hook(
@@ -134,9 +132,8 @@ def test_the_cross_entropy_of_references_is_in_nats_per_token(
     # image's references, "a dog runs" and "the red ball" with their ends, one is "dog".
     total = math.exp(3) + 13
     nats = (8 * math.log(total) - 3) / 8
-    calibration = measured(captioner, images[:3], calibration=True, beam_size=1).report[
-        "calibration"
-    ]
+    report = measured(captioner, images[:3], calibration=True, beam_size=1).report
+    calibration = report["calibration"]
     assert calibration["cross_entropy"] == pytest.approx(nats)
     # All are alike. Bootstrap samples overestimate the calibration error, so it has no interval.
     assert calibration["intervals"] == {"cross_entropy": pytest.approx([nats, nats])}

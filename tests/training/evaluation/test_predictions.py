@@ -141,7 +141,7 @@ def test_a_null_caption_has_no_words_and_tables_of_the_batch_are_read(tmp_path: 
     ("text", "message"),
     [
         ("[1]", "entry 1 is not a JSON object"),
-        ('\n{"caption": "a"}', "entry 2 names no image"),
+        ('{"caption": "a"}', "entry 1 names no image"),
         ('{"image_id": 7}', "entry 1 has no caption"),
         ('{"image_id": 1, "caption": "a"}', "none of the 3 images"),
         ("", "none of the 3 images"),
@@ -150,10 +150,9 @@ def test_a_null_caption_has_no_words_and_tables_of_the_batch_are_read(tmp_path: 
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "file"
-    path.write_text(text)
+    (tmp_path / "file").write_text(text)
     with pytest.raises(DataError, match=message):
-        read_predictions(path, SPLIT)
+        read_predictions(tmp_path / "file", SPLIT)
 
 
 def test_captions_are_described_by_hand_counts() -> None:
@@ -245,7 +244,6 @@ REFUSED: Refusals = {
     "--captions no.json --images photos --checkpoint tiny.safetensors": (1, "no file no.json"),
     "": (2, "name either a folder DIR, or --captions FILE"),
     "--captions c.json": (2, "--captions requires --images"),
-    "data --open": (2, "--open requires --report DIR"),
 }  # fmt: skip
 
 

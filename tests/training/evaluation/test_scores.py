@@ -174,15 +174,13 @@ def test_a_crash_of_meteor_affects_only_meteor(
         "annotations": [{"image_id": at, "caption": text} for at, text in enumerate(corpus)],
     }
     (tmp_path / "captions.json").write_text(json.dumps(content))
-    said = ["a dog runs", "a dog"]
-    records = [{"image_id": at, "caption": text} for at, text in enumerate(said)]
-    (tmp_path / "said.json").write_text(json.dumps(records))
+    said = [{"image_id": at, "caption": text} for at, text in enumerate(["a dog runs", "a dog"])]
     command = ("evaluate", "--captions", tmp_path / "captions.json", "--official", "--score")
+    (tmp_path / "said.json").write_text(json.dumps(said))
     done = run_main(*command, tmp_path / "said.json", "--json")
     assert done.returncode == 1
     found = json.loads(done.stdout)["pycocoevalcap"]
-    words = [[text.split()] for text in corpus]
-    captions = [text.split() for text in said]
+    words, captions = [[text.split()] for text in corpus], [["a", "dog", "runs"], ["a", "dog"]]
     alone, wanted = (
         score_tables(words[:2], captions, corpus=known)["CIDEr"].value() for known in (None, words)
     )
@@ -190,8 +188,8 @@ def test_a_crash_of_meteor_affects_only_meteor(
     assert found["BLEU-1"] == pytest.approx(80)  # of five words one is wrong
     assert "meteor-1.5.jar" in found["METEOR"]["error"]["detail"]
     assert "METEOR" not in found["human"]  # one reference
-    records += [{"image_id": at, "caption": "a cat"} for at in (2, 3, 4)]
-    (tmp_path / "said.json").write_text(json.dumps(records))
+    said += [{"image_id": at, "caption": "a cat"} for at in (2, 3, 4)]
+    (tmp_path / "said.json").write_text(json.dumps(said))
     done = run_main(*command, tmp_path / "said.json", "--report", tmp_path / "report")
     assert done.returncode == 1 and "METEOR         failed: Java (meteor-1.5.jar)" in done.stdout
     assert "METEOR failed: Java" in (tmp_path / "report" / "report.html").read_text()

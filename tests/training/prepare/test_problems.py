@@ -59,8 +59,7 @@ def test_all_problems_are_reported_together_and_skip_bad_continues(
     assert found == [("3.jpg", ("four",)), ("copy-of-0.jpg", ("copy",)), ("2.jpg", ("three",))]
     table = write_table(tmp_path / "t.csv", {"text.jpg": "one"})
     only = ("csv", table, "--images", bare, "--skip-bad")
-    message = prepare(run_main, tmp_path / "no", *only, status=1)
-    assert "t has no usable image:\n  corrupt image: 1 (" in message
+    assert "has no usable image" in prepare(run_main, tmp_path / "no", *only, status=1)
 
 
 def test_everything_that_was_left_out_stands_in_one_file(

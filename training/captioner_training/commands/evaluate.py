@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import webbrowser
 from functools import partial
 
 from captioner.errors import ConfigError
@@ -58,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     file("--report", metavar="DIR", help="write report.html, report.md and report.json here")
     add("--compare", nargs="+", default=[], metavar="MODEL",
         help="other checkpoints or report.json files, to add their measures and the differences")
-    add("--open", action="store_true", help="open the report in a browser")
     # fmt: on
     add_machine_arguments(parser)
 
@@ -78,10 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(json.dumps(as_json(report), indent=2) if arguments.json else draw_table(report))
     if arguments.report is not None:
         write_report(arguments.report, evaluation)
-        page = arguments.report / "report.html"
-        print(f"captioner: the report is {page}", file=sys.stderr)
-        if arguments.open:
-            webbrowser.open(page.resolve().as_uri())
+        print(f"captioner: the report is {arguments.report / 'report.html'}", file=sys.stderr)
     return int(not evaluation.is_complete)
 
 
@@ -93,8 +88,6 @@ def _check_use(arguments: argparse.Namespace) -> None:
     for model in (arguments.checkpoint, *arguments.compare) if arguments.calibration else ():
         if str(model).startswith(HUGGING_FACE):
             raise ConfigError(f"--calibration needs Captioner checkpoints, not {model}")
-    if arguments.open and arguments.report is None:
-        raise ConfigError("--open requires --report DIR")
     for name in () if arguments.score is None else _OF_A_CHECKPOINT:
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
