@@ -28,8 +28,6 @@ from captioner.shared.text import KEYWORD_TRUST, choose_keywords
 from captioner.trust.familiarity import UNFAMILIAR
 from captioner.trust.trust import DOUBTFUL, DOUBTFUL_CAPTION, DOUBTFUL_SUBJECT
 
-__all__ = ["Alternative", "Caption", "Word"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Word:
@@ -233,8 +231,8 @@ class Caption:
     def doubt(self) -> str | None:
         """A warning that the caption may be wrong; None if its trust is high enough.
 
-        The warning names the least trusted word. If an alternative begins with the same words, the
-        warning also names the word that the alternative has instead.
+        The warning names the least trusted word, and the word that an alternative with the same
+        beginning has instead.
         """
         if self.trust is None or self.trust >= DOUBTFUL_CAPTION:
             return None
@@ -242,14 +240,13 @@ class Caption:
         if not doubtful:
             return None
         least = min(doubtful, key=lambda at: self.words[at].trust or 0.0)
-        texts = [word.text for word in self.words]
-        warning = f"This may be wrong: '{texts[least]}'"
+        before, word = [word.text for word in self.words[:least]], self.words[least].text
         for words in (sentence.words for sentence in self.alternatives):
-            if len(words) <= least or [word.text for word in words[:least]] != texts[:least]:
-                continue
-            if words[least].trust is not None and words[least].text != texts[least]:
-                return f"{warning}, or '{words[least].text}'"
-        return warning
+            if len(words) > least and [word.text for word in words[:least]] == before:
+                other = words[least]
+                if other.trust is not None and other.text != word:
+                    return f"This may be wrong: '{word}', or '{other.text}'"
+        return f"This may be wrong: '{word}'"
 
     @property
     def error(self) -> NoWordsError | None:
@@ -321,17 +318,9 @@ class Caption:
     ) -> NDArray[np.float32]:
         """Return the attention of one word to the photo's pixels: float32 (height, width).
 
-        The result sums to 1 and is 0 outside the grid. The photo is opened only if `self.size` is
-        None.
-
-        Args:
-            word: as for `find_word`.
-            head: the number of the attention head, from 1; None: the mean of all heads.
-            smooth: interpolate linearly between cells; False: cells are constant.
-
-        Raises:
-            ConfigError: there is no such word or head, or the model has no attention.
-            ImageError: `self.size` is None, and the photo is missing or cannot be opened.
+        The result sums to 1 and is 0 outside the grid. `smooth` interpolates linearly between
+        cells. The photo is opened only if `self.size` is None. Other arguments and errors as for
+        `overlay`.
         """
         weights = self.panels(head)[self.find_word(word)].weights
         size = self.size or self._open_photo(None).size

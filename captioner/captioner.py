@@ -337,10 +337,9 @@ class Captioner:
     ) -> Iterator[Caption | ImageError]:
         """Return an iterator over the captions in order, while threads decode the next batch.
 
-        `images` may be endless: at most three batches are in memory. If they come slowly, as from a
-        camera, pass batch_size=1: nothing is read ahead then. Arguments and errors as for
-        `caption`. With errors="raise", the captions of all images before the faulty one are
-        yielded first.
+        `images` may be endless: at most three batches are in memory. Images that come slowly, as
+        from a camera, need batch_size=1: nothing is read ahead then. Arguments and errors as for
+        `caption`; captions of images before a faulty one are yielded first.
         """
         if config is not None and not isinstance(config, GenerationConfig):
             raise ConfigError(

@@ -21,15 +21,7 @@ from captioner import Caption, Captioner
 from tests.conftest import ROOT
 from tests.launcher import Run
 from tests.serving.server.conftest import serve
-from tests.spots import (
-    CASES,
-    Case,
-    lit_place,
-    make_spot_checkpoint,
-    near,
-    pictures_in,
-    said_place,
-)
+from tests.spots import CASES, Case, lit_place, make_spot_checkpoint, near, pictures_in, said_place
 
 MODES = ("crop", "pad")
 
@@ -114,7 +106,7 @@ def test_command(run_main: Run, folder: Path, tmp_path: Path, mode: str) -> None
             check_sheet(sheet, case)
 
 
-@pytest.mark.parametrize("mode", ["crop", "pad"])
+@pytest.mark.parametrize("mode", MODES)
 def test_overlays_of_a_batch(
     run_main: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -158,11 +150,8 @@ def test_report(run_main: Run, folder: Path, tmp_path: Path, mode: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "r/report.html").read_text()
-    looks = re.findall(
-        r'<article.*?alt="(\S+)".*?src="(data:[^"]+)" alt="attention for spot"',
-        page,
-        re.DOTALL,
-    )
+    place = r'<article.*?alt="(\S+)".*?src="(data:[^"]+)" alt="attention for spot"'
+    looks = re.findall(place, page, re.DOTALL)
     assert len(looks) == 3
     for name, address in looks:
         assert near(lit_place(opened(address), cases[name].photo), cases[name].at)

@@ -293,11 +293,7 @@ def read_sentences(sentences: Sentences) -> list[list[Hypothesis]]:
 
 
 def raise_if_nan(scores: Tensor) -> None:
-    """Raise GenerationError if a score is NaN.
-
-    One NaN or infinite logit makes all log-probabilities of its hypothesis NaN, so checking one
-    word of each hypothesis is enough.
-    """
+    """Raise GenerationError if a score is NaN: one broken logit makes all of a hypothesis NaN."""
     if bool(scores.isnan().any()):
         raise GenerationError(
             "the model scored words with NaN or infinity: use float32, or another checkpoint if "

@@ -82,15 +82,11 @@ class GenerationConfig:
             remedy = f"ask for {MAX_BEAM_SIZE} or fewer"
             if self.captions <= MAX_BEAM_SIZE:
                 remedy = f"set beam_size {self.captions} too, or ask for fewer"
-            yield (
-                f"captions {self.captions} is out of range; it is at most beam_size, "
-                f"{self.beam_size}: {remedy}"
-            )
+            most = f"it is at most beam_size, {self.beam_size}"
+            yield f"captions {self.captions} is out of range; {most}: {remedy}"
         if self.minimum_length > self.maximum_length:
-            yield (
-                f"minimum_length {self.minimum_length} is out of range: it is at most "
-                f"maximum_length, {self.maximum_length}"
-            )
+            most = f"it is at most maximum_length, {self.maximum_length}"
+            yield f"minimum_length {self.minimum_length} is out of range: {most}"
 
     def changed(self, **settings: Any) -> GenerationConfig:
         """Return a copy with other settings; beam_size is raised to `captions` if necessary.

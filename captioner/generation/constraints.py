@@ -13,8 +13,6 @@ from captioner.vocabulary import END, PAD, START, UNK
 class Constraints:
     """Constraints on the next word of hypotheses.
 
-    A hypothesis without an allowed word may always end, so every hypothesis finishes.
-
     Args:
         maximum_length: the number of words after which only <end> is allowed.
         minimum_length: the number of words before which <end> is forbidden.

@@ -74,8 +74,7 @@ class Attention(nn.Module):
 
     Args:
         score: a name in captioner.model.scores.SCORES.
-        query_dim: Q, the size of a query.
-        key_dim: D, the size of a key.
+        query_dim, key_dim: Q and D, the sizes of a query and a key.
         attention_dim: A, the size of projected queries and keys, if the score projects.
         value_dim: V, the size of projected values. None: no projection, as in the paper.
         heads: H. Each scores with A / H numbers and averages V / H numbers.
@@ -145,8 +144,8 @@ class Attention(nn.Module):
     def attend(self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None) -> Tensor:
         """Return the context (B, K, V) only; arguments as for `forward`.
 
-        For scores that compare as ProductScore does, if keys and values have the same size, this
-        uses PyTorch's fused attention, which never stores the weights.
+        PyTorch's fused attention, which stores no weights, serves products of keys and values of
+        the same size.
         """
         score = self.score
         score, same_size = self.score, grid.keys.shape[-1] == grid.values.shape[-1]

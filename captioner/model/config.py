@@ -85,18 +85,13 @@ class DecoderConfig:
             )
             return
         values = self.value_dim or self.hidden_dim
+        sizes = {"query_dim": self.hidden_dim, "attention_dim": self.attention_dim}
         try:
             if layered:
                 check_heads(self.heads, hidden_dim=self.hidden_dim)
             if self.value_dim is not None:
                 check_heads(self.heads, value_dim=values)
             with torch.device("meta"):  # checks sizes without allocating memory
-                build_score(
-                    self.score,
-                    query_dim=self.hidden_dim,
-                    key_dim=values,
-                    attention_dim=self.attention_dim,
-                    heads=self.heads,
-                )
+                build_score(self.score, key_dim=values, heads=self.heads, **sizes)
         except ConfigError as error:
             yield error.detail

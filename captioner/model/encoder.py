@@ -19,7 +19,6 @@ from captioner.backbones.networks import build_stages, check_name, no_stage
 from captioner.errors import ConfigError
 from captioner.shared.settings import EXPLAINED, Positive, check_bounds
 
-_COORDINATE_LIMIT = 3.0  # x and y are in -3 to 3, like most features
 # The attribute with the probability of stochastic depth, by class name.
 _STOCHASTIC_DEPTH = {"StochasticDepth": "p", "DropPath": "drop_prob"}
 
@@ -135,8 +134,7 @@ class Encoder(nn.Module):
     def train(self, mode: bool = True) -> Encoder:
         """Set training mode, except for frozen stages and for the statistics of BatchNorm.
 
-        The batches of fine-tuning are too small to improve on the statistics of ImageNet. The scale
-        and shift of BatchNorm are trained.
+        Batches of fine-tuning are too small for better statistics; scale and shift are trained.
         """
         super().train(mode)
         for index, stage in enumerate(self.stages):
@@ -174,10 +172,10 @@ def without_weights(make: Callable[[], _Module]) -> _Module:
 def _coordinates(maps: Tensor) -> Tensor:
     """Return x and y of the cells' centres: (2, rows, columns) (CoordConv, Liu et al. 2018)."""
     rows, columns = maps.shape[-2:]
+    limit = 3.0  # like most features
     # Computed on the device: a copy would make a GPU wait.
     y, x = (
-        (torch.arange(count, device=maps.device) + 0.5) * (2 * _COORDINATE_LIMIT / count)
-        - _COORDINATE_LIMIT
+        (torch.arange(count, device=maps.device) + 0.5) * (2 * limit / count) - limit
         for count in (rows, columns)
     )
     return torch.stack([x.expand(rows, -1), y.unsqueeze(1).expand(-1, columns)]).to(maps.dtype)

@@ -29,17 +29,10 @@ _LONGEST = 10_000  # the longest wavelength of the sines, over 2 pi
 
 
 def sine(places: Tensor, dim: int) -> Tensor:
-    """Return sin(w_i p) and cos(w_i p) for each position p, with w_i from 1 to 1 / 10,000.
+    """Return sin(w_i p) and cos(w_i p) of positions p (...): (..., dim), float32; `dim` is even.
 
-    The encoding of p + delta is that of p with pair i rotated by the angle w_i delta. So a fixed
-    linear map turns the encoding of any position p into that of p + delta.
-
-    Args:
-        places: (...), the positions.
-        dim: the size of an encoding; even.
-
-    Returns:
-        (..., dim), float32.
+    w_i runs from 1 to 1 / 10,000. The encoding of p + delta is that of p with pair i rotated by the
+    angle w_i delta. So a fixed linear map turns the encoding of any p into that of p + delta.
     """
     steps = torch.arange(0, dim, 2, device=places.device, dtype=torch.float32)
     angles = places.unsqueeze(-1).float() * torch.exp(steps * (-math.log(_LONGEST) / dim))
@@ -132,10 +125,7 @@ class Positions(nn.Module):
         return torch.stack(vectors).sum(dim=0)
 
     def _norms(self, features: Tensor) -> Tensor:
-        """Return the norms that encodings are scaled to.
-
-        For words it is the norm of each word, for a grid the mean norm of its cells.
-        """
+        """Return the norm of each word, or the mean norm of a grid's cells."""
         exact = features.detach().to(torch.promote_types(features.dtype, torch.float32))
         norms: Tensor = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
         return norms if self.axes == 1 else norms.mean(dim=-2, keepdim=True)

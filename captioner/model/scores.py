@@ -21,26 +21,11 @@ from torch import Tensor, nn
 
 from captioner.errors import ConfigError
 
-__all__ = [
-    "SCORES",
-    "AdditiveScore",
-    "DotScore",
-    "MultiplicativeScore",
-    "NoScore",
-    "ProductScore",
-    "ScaledDotScore",
-    "ScoreFunction",
-    "build_score",
-    "check_heads",
-    "split_heads",
-]
-
 
 class ScoreFunction(nn.Module, ABC):
     """Scores queries against keys.
 
-    Subclasses define `project`, `compare` and `query`. Decoders call these, not `forward`. They
-    must work for any number of images, queries and keys, also on a CPU.
+    Subclasses define `project`, `compare` and `query`. Decoders call these, not `forward`.
 
     Args:
         query_dim: Q, the size of a query.

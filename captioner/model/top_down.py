@@ -78,12 +78,10 @@ class TopDownDecoder(RecurrentDecoder):
     def language_step(
         self, context_gates: Tensor, hidden: Tensor, cell: Tensor, state: State
     ) -> State:
-        """Advance the language LSTM; return the new state.
+        """Advance the language LSTM from the state before the step; return the new state.
 
-        Args:
-            context_gates: (B, K, 4n), the context's part of its gates.
-            hidden, cell: (B, K, n), the new states of the attention LSTM.
-            state: the state before the step.
+        `context_gates` (B, K, 4n) are the part of the context; `hidden` and `cell` (B, K, n) are
+        the new states of the attention LSTM.
         """
         before = state.hypothesis
         gates = (

@@ -439,17 +439,14 @@ def test_words_are_dropped_out_in_training(kind: str) -> None:
         if isinstance(layer, Layer):
             residual = layer.residual(torch.zeros(B, 99, 8), torch.ones(B, 99, 8), 0)
             assert residual.unique().tolist() == [0, 2]
-    decoder.eval()
     before: list[Tensor] = []
     first = {
         "lstm": "word_gates", "top_down": "attention_lstm_word", "transformer": "word_projection",
     }  # fmt: skip
-    decoder.get_submodule(first[kind]).register_forward_hook(
-        lambda _, given, __: before.append(given[0])
-    )
-    decoder(a, tokens)
-    for _ in range(2):
-        decoder.train()(a, tokens)
+    layer = decoder.get_submodule(first[kind])
+    layer.register_forward_hook(lambda _, given, __: before.append(given[0]))
+    for training in (False, True, True):
+        decoder.train(training)(a, tokens)
     plain, one, other = before
     for dropped in (one, other):
         left = dropped != 0

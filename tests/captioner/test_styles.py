@@ -74,19 +74,17 @@ def test_the_command_captions_in_the_style_that_is_asked_for(
     path = tmp_path / "styled.safetensors"
     replace(styled, generation=GenerationConfig(style="short")).save(path)
     assert load_checkpoint(path).vocabulary.styles == tuple(STYLES)
-    records = {
-        style: json.loads(
-            run_main("caption", photo, "--checkpoint", path, "--json", "--style", style).stdout
-        )
-        for style in ("", "short", "long")
-    }
-    assert records[""] == records["short"]  # the checkpoint's own, not the first
-    assert records["short"]["style"] == "short" and records["long"]["style"] == "long"
-    assert records["short"]["caption"] != records["long"]["caption"]
-    result = run_main("caption", photo, "--checkpoint", path, "--style", "loud")
-    assert result.returncode == 2 and "the model has 'long', 'short'" in result.stderr
-    result = run_main("caption", photo, "--checkpoint", saved_tiny, "--style", "long")
-    assert result.returncode == 2 and "has one style of captions only" in result.stderr
-    assert "style" not in json.loads(
-        run_main("caption", photo, "--checkpoint", saved_tiny, "--json").stdout
-    )
+
+    def caption(style: str, checkpoint: Path = path) -> Any:
+        command = ("caption", photo, "--checkpoint", checkpoint, "--json", "--style", style)
+        return run_main(*command)
+
+    own, short, long = (json.loads(caption(style).stdout) for style in ("", "short", "long"))
+    assert own == short  # the checkpoint's own, not the first
+    assert short["style"] == "short" and long["style"] == "long"
+    assert short["caption"] != long["caption"]
+    refused = caption("loud")
+    assert refused.returncode == 2 and "the model has 'long', 'short'" in refused.stderr
+    refused = caption("long", saved_tiny)
+    assert refused.returncode == 2 and "has one style of captions only" in refused.stderr
+    assert "style" not in json.loads(caption("", saved_tiny).stdout)

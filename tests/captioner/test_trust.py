@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file
 
 from captioner import Captioner
 from captioner.errors import CheckpointFormatError, UntrustedError
@@ -141,35 +140,29 @@ def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
     assert again.consensus.expect(offset, sentences) == expected
     assert again.consensus.coefficients.dtype == np.int8
     parts, metadata = load_file(path), {"trust": json.dumps({"weights": whole.weights})}
-    for name, other in (
-        ("slopes", np.zeros((3, 576), np.int8)),
-        ("rarity", np.ones(3, np.float32)),
-        ("grams", np.zeros((46, 2), np.float32)),
-        ("middle", np.full(576, np.nan, np.float32)),
-    ):
-        save_arrays({**parts, f"consensus.{name}": other}, path, metadata=metadata)
-        with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):
-            Trust.for_checkpoint(tiny_file)
+    damaged = [
+        ("consensus.slopes", np.zeros((3, 576), np.int8), ""),
+        ("consensus.rarity", np.ones(3, np.float32), ""),
+        ("consensus.grams", np.zeros((46, 2), np.float32), ""),
+        ("consensus.middle", np.full(576, np.nan, np.float32), ""),
+        ("sight.kinds", parts["sight.kinds"] + 1, "some words have an unknown kind"),
+        ("sight.kinds", parts["sight.kinds"] - 1, "some words have an unknown kind"),
+    ]
     for name, part in parts.items():
         if not name.startswith("consensus.") and name != "familiarity.rest":
-            for other in (part[:-1], part[..., None]):
-                save_arrays({**parts, name: np.ascontiguousarray(other)}, path, metadata=metadata)
-                if name != "sight.kinds" or other.ndim > 1:
-                    with pytest.raises(CheckpointFormatError, match="remove it, or write it"):
-                        Trust.for_checkpoint(tiny_file)
+            damaged += [(name, part[..., None], "")]
+            damaged += [(name, part[:-1], "")] if name != "sight.kinds" else []
     for name in ("word", "caption", "sight.shares", "familiarity.quantiles"):
         for value in (np.nan, np.inf):
-            save_arrays({**parts, name: np.full_like(parts[name], value)}, path, metadata=metadata)
-            with pytest.raises(CheckpointFormatError, match=f"{name} has values that are not"):
-                Trust.for_checkpoint(tiny_file)
-    for other in (parts["sight.kinds"] + 1, parts["sight.kinds"] - 1):
-        save_arrays({**parts, "sight.kinds": other}, path, metadata=metadata)
-        with pytest.raises(CheckpointFormatError, match="some words have an unknown kind"):
+            damaged.append((name, np.full_like(parts[name], value), f"{name} has values that are"))
+    for name, other, message in damaged:
+        save_arrays({**parts, name: np.ascontiguousarray(other)}, path, metadata=metadata)
+        with pytest.raises(CheckpointFormatError, match=message + ".*remove it, or write it again"):
             Trust.for_checkpoint(tiny_file)
     path.write_bytes(b"nothing")
     for content in (None, {"trust": "{}"}, {"trust": "[" * 100_000}):
         if content is not None:
-            save_file({"word": torch.zeros(4)}, path, metadata=content)
+            save_arrays({"word": np.zeros(4)}, path, metadata=content)
         with pytest.raises(CheckpointFormatError, match="remove it, or write it again"):
             Trust.for_checkpoint(tiny_file)
 
@@ -241,10 +234,8 @@ def test_captioner_trust_adds_trust_to_records(run_main: Run, tiny_file: Path) -
     some, none = run_main(*least, sure), run_main(*least, 1, "--json")
     assert (some.returncode, some.stdout.strip()) == (0, said)
     assert none.returncode == 1 and json.loads(none.stdout)["error"]["type"] == "untrusted"
-    assert "caption dropped (trust" in none.stderr
     with pytest.raises(UntrustedError, match=r"caption dropped \(trust"):
         captioner.caption(photo, minimum_trust=1)
-    assert captioner.caption([photo], minimum_trust=sure)[0].text == said
     (left,) = captioner.caption([photo], errors="return", minimum_trust=1)
     assert isinstance(left, UntrustedError)
     done = run_main("trust", tiny_file, data, "--photos", "5")
@@ -301,24 +292,7 @@ def test_familiarity_is_the_share_of_photos_that_are_farther_away() -> None:
         np.testing.assert_allclose(shares[part], wanted.clip(max=most), rtol=0, atol=1e-3)
 
 
-def test_pictures_unlike_the_training_photos_are_less_familiar() -> None:
-    """Of fewer photos than there are numbers in a grid, too."""
-    chance = np.random.default_rng(0)
-    spread = np.linspace(2, 0.01, 300)
-
-    def drawn(count: int) -> np.ndarray:
-        means = chance.normal(size=(count, 300)) * spread
-        flat = np.ones((count, 1))  # none is flatter than another
-        return np.concatenate([means, flat], axis=1).astype(np.float32)
-
-    known = Familiarity.fit(drawn(100), drawn(50))
-    alike, unlike = drawn(200), drawn(200) + 1
-    farther = known.distances(alike)[:, None] < known.distances(drawn(200))
-    assert farther.mean() == pytest.approx(0.5, abs=0.12)
-    assert max(known.of(unlike)) < 0.05
-
-
 def test_identical_photos_give_finite_distances() -> None:
-    known = Familiarity.fit(np.ones((100, 31)), np.ones((50, 31)))
+    known = Familiarity.fit(np.ones((20, 31)), np.ones((50, 31)))  # and fewer than numbers
     same, other = known.distances(np.stack([np.ones(31), np.zeros(31)])).tolist()
     assert same == 0 and 0 < other < float("inf")

@@ -35,11 +35,8 @@ from captioner.vocabulary import END, START
 from tests.conftest import make_tiny, rewrite_header
 
 SIZES: dict[str, Any] = {
-    "embedding_dim": 12,
-    "hidden_dim": 8,
-    "attention_dim": 16,
-    "value_dim": 8,
-}
+    "embedding_dim": 12, "hidden_dim": 8, "attention_dim": 16, "value_dim": 8,
+}  # fmt: skip
 HEADS = {"additive": 4, "scaled_dot": 4}
 VARIANTS: list[dict[str, Any]] = [
     {"kind": "lstm", "score": "dot", "query": "current"},
@@ -269,15 +266,9 @@ def test_older_checkpoints_add_unscaled_positions(
         ({"score": "none", "heads": 2}, "needs no more than one"),
         ({"hidden_dim": 0}, "hidden_dim 0"),
         ({"dropout": 1.0}, "dropout 1.0"),
-        (
-            {"kind": "transformer", "hidden_dim": 3, "positions": "sine"},
-            "positions 'sine' need a hidden_dim of at least 4",
-        ),
+        ({"kind": "transformer", "hidden_dim": 3, "positions": "sine"}, "at least 4, not 3"),
         ({"kind": "top_down", "query": "current"}, "needs kind lstm, not top_down"),
-        (
-            {"encoder_layers": 1, "hidden_dim": 10, "heads": 4},
-            "heads is 4, which does not divide hidden_dim",
-        ),
+        ({"encoder_layers": 1, "hidden_dim": 10, "heads": 4}, "does not divide hidden_dim"),
     ],
 )
 def test_invalid_settings_are_refused_when_read(changes: dict[str, Any], sentence: str) -> None:

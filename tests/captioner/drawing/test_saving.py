@@ -26,25 +26,12 @@ class TestSaving:
 
     @pytest.mark.parametrize(
         ("save", "picture", "known"),
-        [
-            (save_image, scene((9, 9)), [".png", ".jpg", ".webp"]),
-            (save_animation, [scene((9, 9))], [".gif", ".webp"]),
-        ],
+        [(save_image, scene((9, 9)), ".jpg"), (save_animation, [scene((9, 9))], ".gif")],
     )
-    @pytest.mark.parametrize("name", ["film.mp4", "film"])
-    def test_another_suffix_is_refused_with_those_that_work(
-        self, tmp_path: Path, save, picture, known, name
-    ):
-        with pytest.raises(OutputError) as caught:
-            save(picture, tmp_path / name)
-        assert name in caught.value.detail
-        assert all(suffix in caught.value.detail for suffix in known)
-        assert not list(tmp_path.iterdir())
-
-    @pytest.mark.parametrize(
-        ("save", "picture"), [(save_image, scene((9, 9))), (save_animation, [scene((9, 9))])]
-    )
-    def test_what_cannot_be_written_names_the_file(self, tmp_path: Path, save, picture):
+    def test_what_cannot_be_written_names_the_file(self, tmp_path: Path, save, picture, known):
+        for name in ("film.mp4", "film"):
+            with pytest.raises(OutputError, match=rf"{name} .*\{known}, .*\.webp"):
+                save(picture, tmp_path / name)
         with pytest.raises(OutputError, match=r"no folder .*missing"):
             save(picture, tmp_path / "missing" / "a.webp")
         (tmp_path / "taken.webp").mkdir()
