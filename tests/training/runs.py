@@ -114,10 +114,7 @@ def link_states(out: Path) -> Path:
 
 
 def pair(*arguments: object) -> list[subprocess.Popen[str]]:
-    """Two processes with what torchrun tells its own, without the starts that it takes.
-
-    Each has a group of its own, as there.
-    """
+    """Start two processes as torchrun does, but sooner. Each has a group of its own, as there."""
     world = {
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",

@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +21,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from captioner.errors import DataError
 from tests.launcher import start
-from tests.process_tree import children
 from tests.training.runs import (
     RECIPE,
     assert_same,
@@ -103,10 +101,7 @@ def test_resume_after_a_kill_within_a_step(
 
 
 def signal_group() -> None:
-    """Send SIGTERM to this process and to those that it has started.
-
-    Another process does: of what its own parent sends, a worker takes no harm.
-    """
+    """Have another process send SIGTERM to this process and to those that it has started."""
     workers = [process.pid for process in multiprocessing.active_children()]
     subprocess.run(["kill", "-TERM", *map(str, workers), str(os.getpid())], check=True)
 
@@ -145,20 +140,12 @@ def test_a_signal_saves_the_current_step(
     assert_same(unbroken, out)
 
 
-def is_at_work(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
 def test_resume_after_a_kill_and_a_signal_to_the_group(
     recipe: Path, unbroken: Path, tmp_path: Path
 ) -> None:
     out = link_states(tmp_path / "run")
     killed = start("train", recipe, "--out", out, start_new_session=True)
     wait_for_lines(killed, out, grown=2)
-    orphans = children(killed.pid)
     killed.kill()
     assert killed.wait(timeout=300) == -signal.SIGKILL
     ended = start("train", recipe, "--out", out, start_new_session=True)
@@ -170,11 +157,7 @@ def test_resume_after_a_kill_and_a_signal_to_the_group(
     assert f"stopped after step {step}: the same command resumes from" in errors
     go(recipe, out)
     assert_same(unbroken, out)
-    killed.communicate(timeout=300)  # its workers have its pipes
-    deadline = time.monotonic() + 60
-    while any(map(is_at_work, orphans)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    killed.communicate(timeout=300)  # its workers have its pipes: they end
 
 
 def test_a_log_that_is_shorter_than_the_state_says_is_continued(

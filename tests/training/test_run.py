@@ -154,7 +154,7 @@ def test_a_finished_run_of_version_0_2_is_read(place: Path, finished: Path, tmp_
 
 
 def test_a_run_may_begin_beside_files_of_one_that_never_began(place: Path, tmp_path: Path) -> None:
-    for name in ("lock", "cache/1", "scenes/1.tar", "tensorboard/1", "wandb/a", "wandb-run"):
+    for name in ("lock", "cache/1", "scenes/1.tar", "tensorboard/1"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     recipe = load_recipe(str(place / "own.yaml"), {})
@@ -197,14 +197,19 @@ def test_a_folder_without_a_run_is_refused(run_main: Run, place: Path, tmp_path:
 
 
 def test_a_dry_run_in_float16_removes_only_its_own_files(
-    run_main: Run, place: Path, tmp_path: Path
+    run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
     (grids := tmp_path / "grids").mkdir()
     (out := tmp_path / "out").mkdir()
     (out / "cache").symlink_to(grids)
-    result = run_main(*command(place, out, "--precision", "float16", "--max-steps", 1))
+    options = ("--precision", "float16", "--max-steps", 1, "--open")
+    result = run_main(*command(place, out, *options))
     assert result.returncode == 0, result.stderr
-    assert "precision: float16" in result.stderr
+    assert opened == [(out / "report.html").as_uri()]
+    assert "precision: float16" in result.stderr and "scores mean nothing" in result.stderr
+    assert not {"gain"} & json.loads((out / "finished.json").read_text()).keys()
     steps = [one for one in records(out) if one["event"] == "step"]
     assert [one["stage"] for one in steps] == [1, 2]  # a step of each
     assert np.isfinite([one["loss"] for one in steps]).all()

@@ -44,6 +44,7 @@ stages:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
+    (root / "two.yaml").write_text(RECIPE)
     for name in ("plain", "loud"):
         write_scenes(root / name, splits={"train": 40, "val": 10}, seed=1)
     for path in (root / "loud").glob("captions_*.json"):
@@ -53,9 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(data: Path) -> Path:
-    recipe = data / "two.yaml"
-    recipe.write_text(RECIPE)
-    train_here(recipe, data / "run", data__root=data)
+    train_here(data / "two.yaml", data / "run", data__root=data)
     return data / "run" / "last.safetensors"
 
 
@@ -109,16 +108,6 @@ def test_each_split_is_scored_in_its_own_style(
         assert scores[0] > scores[1], name
 
 
-def still(recipe: Path, *changes: tuple[str, str]) -> Path:
-    """Write the recipe with changes, in one stage of which nothing is learned."""
-    lines = RECIPE.rpartition("  - {")[0]
-    for old, new in (("epochs: 3", "epochs: 1"), ("3.0e-2", "0.0"), *changes):
-        assert old in lines
-        lines = lines.replace(old, new)
-    recipe.write_text(lines)
-    return recipe
-
-
 def test_a_run_validates_each_image_in_its_own_style(
     reports: dict[tuple[str, str], dict[str, Any]], trained: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -133,58 +122,53 @@ def test_a_run_validates_each_image_in_its_own_style(
     lengths = [one["captions"]["words"]["mean"] for one in own]
     assert metrics["words"] == pytest.approx(sum(lengths) / 2, abs=0.2)
     assert lengths[1] > lengths[0] + 0.6
-    recipe = still(
-        tmp_path / "other.yaml", ("validation: [plain, loud]", "validation: [mine]"),
-        ("{beam_size: 2, ", "{beam_size: 2, style: loud, "),
-    )  # fmt: skip
     shutil.copytree(data / "loud", data / "mine")
-    train_here(recipe, tmp_path / "run", data__root=data, weights=trained)
+    train_here(
+        data / "two.yaml", tmp_path / "run", data__root=data, weights=trained, max_steps=1,
+        data__validation="[mine]", generation__style="loud", stages__1__learning_rate=0,
+        stages__2__learning_rate=0,
+    )  # fmt: skip
     found = load_checkpoint(tmp_path / "run" / "last.safetensors").metrics["cross_entropy"]
     assert found == pytest.approx(nats[1], abs=2e-2)
 
 
-def begin(path: Path, out: Path, **fields: object) -> Run:
+def begin(data: Path, out: Path, **fields: object) -> Run:
     named = {name.replace("__", "."): str(value) for name, value in fields.items()}
-    folder = RunFolder(load_recipe(str(path), named), out, default_precision="float32")
+    recipe = load_recipe(str(data / "two.yaml"), {"data.root": str(data), **named})
+    folder = RunFolder(recipe, out, default_precision="float32")
     run = Run.begin(folder, processes=Processes(device=torch.device("cpu")))
     assert run is not None
     return run
 
 
-def test_a_run_can_add_a_style_to_a_model(trained: Path, data: Path, tmp_path: Path) -> None:
+def test_a_run_can_add_a_style_to_a_model_or_drop_its_styles(
+    trained: Path, data: Path, tmp_path: Path
+) -> None:
+    """A new style and a run without styles start from the default style."""
     write_scenes(data / "third", splits={"train": 20, "val": 5}, seed=2)
-    recipe = still(tmp_path / "three.yaml", ("[plain, loud]", "[third]"))
-    run = begin(recipe, tmp_path / "run", data__root=data, weights=trained)
+    fields = {"weights": trained, "data__validation": "[plain]"}
+    run = begin(data, tmp_path / "1", data__train="[third]", **fields)
     assert run.corpus.vocabulary.styles == ("plain", "loud", "third")
     rows, start = run.state.model.decoder.embedding.weight, run.corpus.vocabulary.start
     assert (rows[start("third")] == rows[start("plain")]).all()
     assert not (rows[start("third")] == rows[start("loud")]).all()
-
-
-def test_a_run_without_styles_starts_from_the_default_style(
-    trained: Path, data: Path, tmp_path: Path
-) -> None:
-    changes = ("[plain, loud]", "[plain]"), ("styles: true", "styles: false")
-    recipe, origin = still(tmp_path / "one.yaml", *changes), load_checkpoint(trained)
-    run = begin(recipe, tmp_path / "run", data__root=data, weights=trained)
+    fields |= {"data__train": "[plain]", "data__styles": "false"}
+    run, origin = begin(data, tmp_path / "2", **fields), load_checkpoint(trained)
     assert run.corpus.vocabulary.styles == ()
     rows, before = (one.decoder.embedding.weight for one in (run.state.model, origin.model))
     assert (rows[run.corpus.vocabulary.start()] == before[origin.vocabulary.start()]).all()
     with pytest.raises(ConfigError, match="the model has one style of captions only"):
-        begin(recipe, tmp_path / "2", data__root=data, generation__style="loud")
+        begin(data, tmp_path / "3", **fields, generation__style="loud")
 
 
 def test_a_dry_run_has_photos_of_every_set(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text(RECIPE)
-    corpus = begin(tmp_path / "two.yaml", tmp_path / "run", data__root=data, max_steps=1).corpus
+    corpus = begin(data, tmp_path, max_steps=1).corpus
     assert [image.style for image in corpus.train] == ["plain"] * 10 + ["loud"] * 10
     assert {image.style for image in corpus.validation} == {"plain", "loud"}
 
 
 def test_any_style_is_drawn_anew_in_every_epoch(data: Path, tmp_path: Path) -> None:
-    path = tmp_path / "any.yaml"
-    path.write_text(RECIPE.replace("styles: true", "styles: true, any_style: 0.25"))
-    run = begin(path, tmp_path / "run", data__root=data, stages__1__fine_tune_from=12)
+    run = begin(data, tmp_path, data__any_style=0.25, stages__1__fine_tune_from=12)
     origin = Vocabulary(["wow"], styles=("old", "loud"))  # of a checkpoint without "any"
     continued = read_corpus(run.recipe, out=tmp_path, origin=origin)
     assert continued.vocabulary.styles == ("any", "old", "loud", "plain")

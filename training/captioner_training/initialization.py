@@ -26,10 +26,7 @@ from captioner_training.recipe import DataConfig, Recipe
 
 
 def load_initial(recipe: Recipe) -> Checkpoint | None:
-    """Read the checkpoint that a recipe starts from (`weights`), or return None.
-
-    Raises CheckpointError: the checkpoint cannot be read, or its settings differ from the recipe's.
-    """
+    """Read the checkpoint that a recipe starts from (`weights`), or return None."""
     if recipe.weights is None:
         return None
     origin = load_checkpoint(_weights_file(recipe.weights))
@@ -70,10 +67,7 @@ def model_settings(
 
 
 def load_encoder(recipe: Recipe) -> Encoder:
-    """Build the encoder of a recipe, with its `encoder_weights` unless the recipe has `weights`.
-
-    Raises CheckpointError or ConfigError: weights or encoder do not fit the recipe.
-    """
+    """Build the encoder of a recipe, with its `encoder_weights` unless the recipe has `weights`."""
     start = recipe.encoder_weights if recipe.weights is None else "random"
     encoder = Encoder(recipe.encoder, pretrained=start == "torchvision")
     for number, stage in enumerate(recipe.stages, start=1):
@@ -116,10 +110,7 @@ def _load_stages(encoder: Encoder, path: Path) -> None:
 def build_model(
     recipe: Recipe, vocabulary: Vocabulary, *, encoder: Encoder, origin: Checkpoint | None = None
 ) -> CaptionModel:
-    """Build the model of a recipe from the results of `load_encoder` and `load_initial`.
-
-    Raises ConfigError: the decoder does not fit into memory.
-    """
+    """Build the model of a recipe from the results of `load_encoder` and `load_initial`."""
     config = ModelConfig(encoder=recipe.encoder, decoder=recipe.decoder)
     try:
         model = CaptionModel(config, vocabulary_size=len(vocabulary), encoder=encoder)
@@ -155,7 +146,6 @@ def _load_initial_weights(model: CaptionModel, vocabulary: Vocabulary, origin: C
 
 def _weights_file(source: str) -> Path:
     """Return the file of a checkpoint that a recipe names."""
-    path = checkpoint_file(source)
-    if not path.is_file():
+    if not (path := checkpoint_file(source)).is_file():
         raise CheckpointNotFoundError(there_is_no("file", path))
     return path

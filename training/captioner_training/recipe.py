@@ -259,7 +259,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def recipe_path(name: str) -> Path:
-    """Return the file of a recipe. Raises ConfigError: no recipe is shipped under this name."""
+    """Return the file of a recipe. Raises ConfigError: there is no such recipe."""
     if name.endswith((".yaml", ".yml")):
         return expanded(name)
     shipped = shipped_recipes()
@@ -402,8 +402,7 @@ def _fields(
 def import_class(path: str, base: type, *, field: str) -> Any:
     """Import a class, named module:Class, of an installed module or a file in the current folder.
 
-    Raises ConfigError: `path`, the value of `field`, has another form, or the class cannot be
-    imported or is not a subclass of `base`.
+    Raises ConfigError: `path`, the value of `field`, does not name a subclass of `base`.
     """
     module, _, name = path.partition(":")
     if not all(map(str.isidentifier, (*module.split("."), name))) or module.endswith(".py"):

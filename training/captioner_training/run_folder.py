@@ -30,7 +30,7 @@ _FREE = (
 )  # fmt: skip
 _KEPT = 2  # states
 # Files and folders that may exist when a run begins.
-_BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard", "wandb", "wandb-run"}
+_BEFORE_A_RUN = {"lock", "cache", "scenes", "tensorboard"}
 _GONE = {"save_every_steps", "keep_states", "keep_files"}  # fields of earlier versions
 
 
@@ -39,8 +39,6 @@ class RunFolder:
 
     A run that failed before its first checkpoint can be restarted with any recipe. A precision
     `auto` is replaced by that of the run to resume, or else by `default_precision`.
-
-    Raises ConfigError: the folder has other files, or a run of another recipe.
     """
 
     def __init__(
@@ -54,14 +52,13 @@ class RunFolder:
         existing = read_json(self._recipe_file) or {}
         before = read_recipe(existing)
         if recipe.precision == "auto":
-            precision = default_precision if before is None else before.precision
-            recipe = replace(recipe, precision=precision)
+            recipe = replace(recipe, precision=before.precision if before else default_precision)
         self.recipe = recipe
         if existing and (self.finished or self.best.exists() or self.states()):
-            self._refuse_other_recipe(existing if before is None else plain(before))
+            self._refuse_other_recipe(plain(before) if before else existing)
             return
         # Files of a run that failed before its first checkpoint are overwritten.
-        known = _BEFORE_A_RUN | (set() if before is None else {"recipe.json", "log.jsonl"})
+        known = _BEFORE_A_RUN | ({"recipe.json", "log.jsonl"} if before else set())
         files = (path for path in out.glob("*") if not path.is_dir() or any(path.iterdir()))
         if {path.name for path in files} - known:
             raise ConfigError(f"{out} has other files, but no run to resume: choose another --out")
@@ -83,9 +80,7 @@ class RunFolder:
     def load(self, *, digest: str) -> dict[str, Any] | None:
         """Return the newest readable state; None if there are no states or the run is finished.
 
-        Raises:
-            ConfigError: the run started with other data.
-            DataError: there are states, but none of them can be read.
+        Raises ConfigError for other data, and DataError if none of the states can be read.
         """
         state = (read_json(self._finished_file) or {}) if self.finished else self._newest()
         if state is not None and state.get("data") != digest:
@@ -213,7 +208,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings and lists to dotted names, as on the command line."""
+    """Name nested values as on the command line."""
     if not isinstance(values, dict | list) or not values:
         return {prefix.rstrip("."): values}
     pairs = values.items() if isinstance(values, dict) else enumerate(values, start=1)
@@ -223,7 +218,7 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason of the operating system. torch wraps it in its own exceptions."""
+    """Return the reason of the operating system, which torch wraps in its own exceptions."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     cause = error.__cause__ or error.__context__

@@ -176,10 +176,7 @@ class TrainState:
         return stage
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, with the random states and sums of all processes.
-
-        Raises GenerationError: the weights are NaN or infinite.
-        """
+        """Return the whole state. Raises GenerationError: the weights are NaN or infinite."""
         stage, device = self.stage, self.processes.device
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         sums = {} if stage is None else {name: value.cpu() for name, value in stage.sums.items()}
@@ -204,8 +201,7 @@ class TrainState:
     def _restore_process(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Restore this process's random state and return its sums.
 
-        If the number of processes has changed, the main process gets all sums and the random
-        states are dropped.
+        For another number of processes, the main process gets all sums; random states are dropped.
         """
         device, count = self.processes.device, len(states)
         if count == self.processes.world:

@@ -280,18 +280,18 @@ class Run:
             crop=stage.crop,
             seed=self.recipe.seed + 1000 * number,
         )
-        has_any_style = self.recipe.data.any_style > 0
+        any_style = self.corpus.vocabulary.start(ANY_STYLE) if self.recipe.data.any_style else None
         return StageBatches(
             self.recipe,
             number,
             images=StageImages(photos, grids, workers=self.recipe.data.workers, device=device),
             captions=self.captions,
             sampler=stage_sampler(self.recipe, number, self.captions, self.processes),
-            default_start=self.corpus.vocabulary.start(ANY_STYLE) if has_any_style else None,
+            any_style=any_style,
         )
 
     def _encode(self, images: Sequence[CaptionedImage]) -> CachedGrids:
-        """Return the grids of images: from the cache, or computed with the current encoder."""
+        """Return the cached grids of images, computed with the current encoder."""
         return CachedGrids.compute(
             self.state.model.encoder,
             images,
@@ -303,10 +303,7 @@ class Run:
         )
 
     def _validate(self, grids: CachedGrids | None) -> dict[str, float]:
-        """Score the model in training on the validation split; its training mode is restored.
-
-        Raises GenerationError: the weights or the cross-entropy are not finite.
-        """
+        """Score the model on the validation split; its training mode is restored."""
         step, model = self.state.progress.global_step, self.state.model
         training = model.training
         try:
@@ -333,11 +330,7 @@ class Run:
         )
 
     def _score_initial(self, initial: Checkpoint) -> None:
-        """Score the initial checkpoint, and keep it as the best until an epoch is better.
-
-        The cross-entropy includes a penalty for words missing from the checkpoint's vocabulary; see
-        new_word_nats.
-        """
+        """Score the initial checkpoint, and keep it as the best until an epoch is better."""
         initial.model.to(self.processes.device)
         scores = self._score(replace(initial, generation=self.recipe.generation))
         initial.model.to("cpu")  # frees GPU memory

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 from captioner.hub import CARD, CHECKPOINT, TRUST, push_files, repository_name
-from captioner.shared.paths import checkpoint_file, expanded
+from captioner.shared.paths import checkpoint_file
 from captioner.shared.text import printable
 
 HELP = "Upload a checkpoint, its trust and a model card to the Hugging Face Hub."
 EXAMPLES = """examples:
   captioner push runs/coco user/model --license cc-by-4.0 --data "COCO 2017"
-  captioner push runs/coco user/model --report report/report.json --private
+  captioner push runs/coco user/model --private
   captioner push runs/coco user/model --dry-run > card.md
 
 Needs a token with write access: `hf auth login`, or the variable HF_TOKEN. The address of the model
@@ -36,8 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = card.add_argument
     add("--license", metavar="ID", help="licence, as the Hub writes it: mit, cc-by-4.0, other")
     add("--data", metavar="TEXT", help="names of the training data; default: the recipe's folders")
-    add("--report", action="append", default=[], type=Path, metavar="FILE",
-        help="report.json of `captioner evaluate` with scores; may be repeated")  # fmt: skip
     add("--replace-card", action="store_true", help="replace an existing card")
 
 
@@ -59,13 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
         path.parent,
         repository=arguments.repository,
         has_trust=has_trust,
-        reports=[expanded(report) for report in arguments.report],
         license=arguments.license,
         data=arguments.data,
     )
-    options = {"license": "--license", "data": "--data", "scores": "--report"}
     for part in missing:
-        _say(f"the model card has no {part}; {options[part]} adds it")
+        _say(f"the model card has no {part}; --{part} adds it")
     files: dict[str, Path | bytes] = {CHECKPOINT: path}
     files |= {TRUST: trust} if has_trust else {}
     files[CARD] = card.encode(errors="backslashreplace")

@@ -57,15 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
             f"{name.replace('@', ' --revision ')} --local-dir DIR`, then `captioner trust DIR`"
         )
     # Not from_pretrained, which also reads an existing trust file, which may be damaged.
+    machine = {"device": arguments.device, "dtype": arguments.dtype}
     if arguments.checkpoint.startswith(HUGGING_FACE):
         from captioner.huggingface.captioner import HuggingFaceCaptioner
 
-        captioner: Captioner = HuggingFaceCaptioner(
-            arguments.checkpoint, device=arguments.device, dtype=arguments.dtype
-        )
+        captioner: Captioner = HuggingFaceCaptioner(arguments.checkpoint, **machine)
     else:
-        checkpoint = load_checkpoint(arguments.checkpoint)
-        captioner = Captioner(checkpoint, device=arguments.device, dtype=arguments.dtype)
+        captioner = Captioner(load_checkpoint(arguments.checkpoint), **machine)
     folders = [expanded(folder) for folder in arguments.data]
     train = _sample(folders, "train", arguments.photos)
     validation = _sample(folders, "val", arguments.photos // 2)

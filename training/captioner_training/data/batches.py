@@ -53,8 +53,7 @@ class StageImages:
         """Yield the images of each list of positions, in order."""
         if self.grids is not None:
             return self.grids.batches(order)
-        self.photos.epoch = epoch
-        pinned = self.device.type == "cuda"
+        self.photos.epoch, pinned = epoch, self.device.type == "cuda"
         return load_pixels(
             self.photos, workers=self.workers, batch_sampler=order, pin_memory=pinned
         )
@@ -71,8 +70,6 @@ class BucketSampler:
         shapes: the number of captions of each image, and the length of the longest one.
         batch_size: largest number of images per batch, over all processes and parts.
         parts: number of parts of a batch, for gradient accumulation.
-
-    Raises ConfigError: a batch has fewer images than processes times parts.
     """
 
     def __init__(
@@ -136,7 +133,7 @@ def stage_sampler(
 class StageBatches:
     """The batches of stage `number`, counted from 0. Each process gets its share of every batch.
 
-    default_start: the start token of the style `any`; None if `data.any_style` is 0.
+    any_style: the start token of the style `any`; None if `data.any_style` is 0.
     """
 
     def __init__(
@@ -147,11 +144,11 @@ class StageBatches:
         images: StageImages,
         captions: CaptionTable,
         sampler: BucketSampler,
-        default_start: int | None = None,
+        any_style: int | None = None,
     ) -> None:
         self.recipe, self.stage = recipe, recipe.stages[number]
         self.images, self.captions, self.sampler = images, captions, sampler
-        self.default_start = default_start
+        self.any_style = any_style
 
     @property
     def steps(self) -> int:
@@ -160,12 +157,9 @@ class StageBatches:
         return steps if self.recipe.max_steps is None else min(steps, self.recipe.max_steps)
 
     def epoch(self, number: int, *, skip: int, max_batches: int) -> Iterator[list[Batch]]:
-        """Yield the parts of each batch.
+        """Yield the parts of each batch of an epoch, counted from 0.
 
-        Args:
-            number: the epoch, counted from 0.
-            skip: number of batches that were taken before an interruption.
-            max_batches: largest number of batches; a dry run may end inside an epoch.
+        `skip` batches were taken before an interruption. A dry run may end inside an epoch.
         """
         order = self.sampler.order(number, skip=skip)[: max_batches * self.stage.accumulate]
         starts = self._starts(number)
@@ -180,12 +174,9 @@ class StageBatches:
                 yield batch
 
     def _starts(self, epoch: int) -> Tensor | None:
-        """Draw the start tokens of an epoch; None if `data.any_style` is 0."""
-        if self.default_start is None:
+        """Draw the start tokens of an epoch; None: those of the captions."""
+        if self.any_style is None:
             return None
-        chance = random.Random(f"{self.sampler.seed}/{epoch}")
-        count, share = len(self.captions.counts), self.recipe.data.any_style
-        drawn = torch.tensor([chance.random() < share for _ in range(count)])
-        return self.captions.starts.masked_fill(
-            drawn.to(self.captions.starts.device), self.default_start
-        )
+        chance, starts = random.Random(f"{self.sampler.seed}/{epoch}"), self.captions.starts
+        drawn = [chance.random() < self.recipe.data.any_style for _ in range(len(starts))]
+        return starts.masked_fill(torch.tensor(drawn, device=starts.device), self.any_style)

@@ -45,7 +45,11 @@ class CaptionTable:
         maximum_length: int,
         device: torch.device | None = None,
     ) -> None:
-        framed = [[_framed(caption, maximum_length) for caption in image] for image in captions]
+        framed = [
+            [[*caption, END] if len(caption) <= maximum_length else caption[:maximum_length]
+             for caption in image]
+            for image in captions
+        ]  # fmt: skip
         self.counts = np.array([len(image) for image in framed])
         self.longest = np.array([max(map(len, image)) for image in framed])
         tokens = np.full((len(framed), self.counts.max(), self.longest.max()), PAD, np.int32)
@@ -86,16 +90,10 @@ class CaptionTable:
         return torch.cat([first.unsqueeze(-1), tokens], dim=-1)
 
 
-def _framed(caption: Sequence[int], maximum_length: int) -> list[int]:
-    if len(caption) > maximum_length:
-        return [*caption[:maximum_length]]
-    return [*caption, END]
-
-
 def collate(
     captions: Sequence[Sequence[Sequence[int]]], *, starts: Sequence[int], maximum_length: int
 ) -> Tensor:
-    """Pad the captions of B images to tokens (B, K, T + 1), start token first; cut long ones."""
+    """Return the tokens (B, K, T + 1) of all captions of B images; see CaptionTable."""
     table = CaptionTable(captions, starts=starts, maximum_length=maximum_length)
     return table.batch(range(len(captions)))
 
@@ -167,19 +165,14 @@ class Corpus:
 
 
 def unknown_share(captions: Iterable[Sequence[str]], vocabulary: Container[str]) -> float:
-    """Return the share of the captions' words outside the vocabulary; 0 for fewer than 20 words."""
+    """Return the share of the captions' words outside the vocabulary; 0 for too few words."""
     words = [word for caption in captions for word in caption]
-    if len(words) < _MIN_WORDS:
-        return 0.0
-    return sum(word not in vocabulary for word in words) / len(words)
+    unknown = sum(word not in vocabulary for word in words)
+    return unknown / len(words) if len(words) >= _MIN_WORDS else 0.0
 
 
 def new_word_nats(
-    images: Sequence[CaptionedImage],
-    words: Vocabulary,
-    before: Vocabulary,
-    *,
-    maximum_length: int,
+    images: Sequence[CaptionedImage], words: Vocabulary, before: Vocabulary, *, maximum_length: int
 ) -> float:
     """Return the cross-entropy that the smaller vocabulary `before` hides, in nats per token.
 

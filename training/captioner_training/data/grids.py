@@ -43,11 +43,7 @@ class CachedGrids:
     """
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        shape: tuple[int, int, int],
-        *,
-        pinned: bool = False,
+        self, paths: Sequence[Path], shape: tuple[int, int, int], *, pinned: bool = False
     ) -> None:
         self._paths, self.shape, self.pinned = list(paths), shape, pinned
         self.loaded: Tensor | None = None
@@ -80,7 +76,12 @@ class CachedGrids:
         )
         paths = enumerate(grids._paths)
         missing = processes.broadcast([number for number, path in paths if not path.exists()])
-        processes.main_alone(lambda: _make(folder))
+
+        def make() -> None:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+
+        processes.main_alone(make)
         if mine := missing[processes.rank :: processes.world]:
             ready = prepare_encoder(copy.deepcopy(encoder), device=processes.device, dtype=dtype)
             grids._write(mine, ready, images, transform, processes=processes, workers=workers)
@@ -185,11 +186,6 @@ def _cache_key(
     for image in images:
         digest.update(f"{image.store.cache_token(image.name)}/{image.name}\n".encode())
     return digest.hexdigest()[:16]
-
-
-def _make(folder: Path) -> None:
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 @torch.inference_mode()

@@ -41,8 +41,6 @@ class ImageStore:
     """Reads images by name from a folder, a tar file, or a glob of either ("train-*.tar").
 
     Names outside the folders are refused, so that a downloaded data set cannot read other files.
-
-    Raises DataError: nothing matches, or a tar file is damaged.
     """
 
     def __init__(self, pattern: str | os.PathLike[str]) -> None:

@@ -147,7 +147,7 @@ class Manifest:
         return manifest
 
     def rows(self, folder: Path, split: str) -> Iterator[IndexRow]:
-        """Read the index of a split. Raises DataError: no such split, or the index has changed."""
+        """Read the index of a split. Raises DataError."""
         if split not in self.splits:
             remedy = ""
             if split == "val":

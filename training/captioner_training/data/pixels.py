@@ -140,12 +140,9 @@ class _Caught(Dataset["Tensor | CaptionerError"]):
 
 
 def _stack(images: Sequence[Tensor | CaptionerError]) -> Tensor | CaptionerError:
-    tensors = list[Tensor]()
-    for image in images:
-        if isinstance(image, CaptionerError):
-            return image
-        tensors.append(image)
-    return torch.stack(tensors)
+    tensors = [image for image in images if isinstance(image, Tensor)]
+    errors = [image for image in images if isinstance(image, CaptionerError)]
+    return errors[0] if errors else torch.stack(tensors)
 
 
 def split_loader(
@@ -171,8 +168,7 @@ def _signals_blocked() -> Iterator[None]:
 def _ignore_signals(_: int) -> None:
     """Leave Ctrl-C and SIGTERM to the main process, which finishes its step first.
 
-    torchrun, systemd and terminals send these signals to all processes. A worker exits when its
-    loader is closed or the main process has died.
+    A worker exits when its loader is closed or the main process has died.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

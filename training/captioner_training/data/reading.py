@@ -30,9 +30,7 @@ def read_dataset(folder: Path, *, split: str, words: Words = tokenize) -> list[C
     """Read a split of a folder that `captioner prepare` wrote, or of one in COCO's format.
 
     COCO's format is captions_SPLIT.json, and the images in SPLIT*.tar or in a folder SPLIT. `words`
-    splits captions into words.
-
-    Raises DataError: the folder has no data set or no such split, or files are missing or damaged.
+    splits captions into words. Raises DataError.
     """
     if is_unfinished(folder):
         raise DataError(f"{folder} is not finished: run the same `captioner prepare` again")
@@ -71,10 +69,7 @@ def _captioned(
 def read_coco(
     captions: Path, images: Path | str, *, words: Words = tokenize
 ) -> list[CaptionedImage]:
-    """Read a data set in COCO's captions format; `images` is a pattern of ImageStore.
-
-    Raises DataError: a file is missing or has another format, or an image or caption is unusable.
-    """
+    """Read a data set in COCO's captions format; `images` is a pattern of ImageStore."""
     listed = read_captions(captions)
     store = ImageStore(images)
     counts = Counter(image.id for image in listed)
@@ -199,10 +194,6 @@ def read_corpus(
 
     A dry run uses only as many images as its steps take. The words of `origin`, the vocabulary of
     the checkpoint that the run starts from, keep their numbers. `drawn`: the scenes exist.
-
-    Raises:
-        ConfigError: generation.style is not a style of the data.
-        DataError: the data cannot be read, or are not enough to train on.
     """
     data = recipe.data
     if data.scenes is None:

@@ -11,7 +11,7 @@ captions of the data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -106,11 +106,11 @@ class SelfCriticalCaptions(SamplingObjective):
     def rewards(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the CIDEr-D (B, K) of captions (B, K, T) of the images at positions (B,)."""
         if self._reward is None or self._reward.numbers.device != tokens.device:
-            self._reward = _Reward.build(self._references, self.vocabulary, device=tokens.device)
+            self._reward = _Reward(self._references, self.vocabulary, device=tokens.device)
         return self._reward.score(tokens, positions)
 
 
-class _Reward(NamedTuple):
+class _Reward:
     """CIDEr-D of tokens, on their device.
 
     Attributes:
@@ -118,22 +118,18 @@ class _Reward(NamedTuple):
         references: (N, R, T), the references of the training images as word numbers in `cider`.
     """
 
-    cider: CiderD
-    numbers: Tensor
-    references: Tensor
-
-    @classmethod
-    def build(
-        cls,
+    def __init__(
+        self,
         references: Sequence[Sequence[Sequence[str]]],
         vocabulary: Vocabulary,
         *,
         device: torch.device,
-    ) -> Self:
-        cider = CiderD(references, device=device)
-        numbers = cider.number([[vocabulary.words]])[0, 0]
+    ) -> None:
+        self.cider = CiderD(references, device=device)
+        numbers = self.cider.number([[vocabulary.words]])[0, 0]
         numbers[PAD] = -1
-        return cls(cider, numbers.to(device), cider.number(references).int().to(device))
+        self.numbers = numbers.to(device)
+        self.references = self.cider.number(references).int().to(device)
 
     def score(self, tokens: Tensor, positions: Tensor) -> Tensor:
         captions = self.numbers[tokens[..., 1:]]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from captioner.checkpoint import Checkpoint
-from captioner.errors import DataError
 from captioner.hub import is_hub_name
 from captioner.shared.text import counted, in_a_line
-from captioner_training.evaluation.evaluate import read_report
 from captioner_training.recipe import Recipe
-from captioner_training.report.measures import SCORES, has_number, main_scores
 from captioner_training.run_folder import read_json, read_recipe
 
 _BUNDLED = "checkpoint bundled with Captioner (trained on Flickr8k and COCO, for research use)"
-_TREEBANK = "Treebank tokens"
+_SCORER = "Treebank tokens"
 _TASK = "image-to-text"
 _TEMPLATE = """---
 {{ card_data }}
@@ -47,12 +43,12 @@ print(captioner.caption("photo.jpg").text)
 
 {{ table(["", ""], training) }}
 
-## Scores
+## Score
 
-{% if rows -%}
-{{ table(head, rows) }}
+{% if row -%}
+{{ table(head, [row]) }}
 
-In percent; in brackets 95 % bootstrap intervals over images.
+In percent; in brackets the 95 % bootstrap interval over images.
 Compare only scores of the same images, scorer and beam.
 {%- else -%}
 Not measured.
@@ -67,68 +63,55 @@ Not measured.
 """
 
 
-class Scores(NamedTuple):
-    """Scores on one split in percent, with 95 % bootstrap intervals for some of them."""
-
-    data: str
-    split: str
-    images: int
-    scorer: str
-    beam_size: int
-    values: Mapping[str, float]
-    intervals: Mapping[str, Sequence[float]]
-
-
 def write_card(
     checkpoint: Checkpoint,
     folder: Path,
     *,
     repository: str,
     has_trust: bool = False,
-    reports: Sequence[Path] = (),
     license: str | None = None,
     data: str | None = None,
 ) -> tuple[str, list[str]]:
-    """Describe a checkpoint by the run that made it, and by reports of `captioner evaluate`.
+    """Describe a checkpoint by the run that made it.
 
     Args:
         checkpoint: the model.
         folder: the folder of the checkpoint; it may be the folder of a run.
         repository: OWNER/MODEL.
         has_trust: whether the trust of the checkpoint is uploaded too.
-        reports: report.json files about this checkpoint.
         license: a license identifier of the Hub, such as cc-by-4.0.
         data: name of the data; None: the names of the recipe's folders.
 
-    Returns the card as Markdown, and what it lacks: "license", "data" or "scores".
+    Returns the card as Markdown, and what it lacks: "license" or "data".
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     note = read_json(folder / "finished.json") or {}
     recipe = read_recipe(note.get("recipe") or read_json(folder / "recipe.json"))
     data = data or (None if recipe is None else _data_name(recipe))
-    scores = [_scores_of(path, checkpoint) for path in reports]
-    if isinstance(gain := note.get("gain"), Mapping) and recipe is not None and not scores:
-        scores = [_final_scores(gain, data or recipe.name, recipe)]
     parts = {
         "data": data,
         "initial weights": None if recipe is None else _origin(recipe),
         "licence": license,
     }
-    results = [
-        EvalResult(
-            task_type=_TASK,
-            dataset_type=split.data,
-            dataset_name=split.data,
-            dataset_split=split.split,
-            metric_type=name.lower(),
-            metric_name=f"{name} ({split.scorer}, beam {split.beam_size})",
-            metric_value=round(value, 1),
-        )
-        for split in scores
-        for name, value in split.values.items()
-    ]
-    names = list(dict.fromkeys(name for split in scores for name in split.values))
+    row, results = list[str](), list[EvalResult]()
+    if isinstance(gain := note.get("gain"), Mapping) and recipe is not None:  # see conclusion
+        name, beam = data or recipe.name, recipe.generation.beam_size
+        ends = (gain.get("intervals") or {}).get("after")
+        interval = f" [{ends[0]:.1f}, {ends[1]:.1f}]" if ends else ""
+        cider = f"{gain['after']:.1f}{interval}"
+        row = [name, gain["split"], f"{gain['images']:,}", _SCORER, str(beam), cider]
+        results = [
+            EvalResult(
+                task_type=_TASK,
+                dataset_type=name,
+                dataset_name=name,
+                dataset_split=gain["split"],
+                metric_type="cider",
+                metric_name=f"CIDEr ({_SCORER}, beam {beam})",
+                metric_value=round(gain["after"], 1),
+            )
+        ]
     card = ModelCard.from_template(
         ModelCardData(
             license=license,
@@ -143,11 +126,11 @@ def write_card(
         table=_table,
         model=_describe(checkpoint, has_trust=has_trust),
         training=((name, text or "not stated") for name, text in parts.items()),
-        head=["data", "split", "images", "scorer", "beam", *names],
-        rows=[_row(split, names) for split in scores],
+        head=["data", "split", "images", "scorer", "beam", "CIDEr"],
+        row=row,
     )
-    present = {"license": license, "data": data, "scores": scores}
-    return str(card.content), [name for name, value in present.items() if not value]
+    missing = [name for name, value in (("license", license), ("data", data)) if not value]
+    return str(card.content), missing
 
 
 def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> Iterator[tuple[str, str]]:
@@ -174,16 +157,6 @@ def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> Iterator[tuple[str,
     yield "trust", "probability that each word is right" if has_trust else "not included"
 
 
-def _row(scores: Scores, names: Iterable[str]) -> list[str]:
-    """Return a row of the card's table; a score is `26.0 [23.6, 28.4]`, or a dash."""
-    cells = [scores.data, scores.split, f"{scores.images:,}", scores.scorer, f"{scores.beam_size}"]
-    for name in names:
-        interval = scores.intervals.get(name)
-        ends = f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else ""
-        cells.append(f"{scores.values[name]:.1f}{ends}" if name in scores.values else "–")
-    return cells
-
-
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     cells = ([in_a_line(cell).replace("|", r"\|") for cell in line] for line in lines)
@@ -208,47 +181,3 @@ def _weights(name: str) -> str:
     if name == "bundled":
         return _BUNDLED
     return name if is_hub_name(name) and not Path(name).exists() else Path(name).name
-
-
-def _final_scores(gain: Mapping[str, Any], data: str, recipe: Recipe) -> Scores:
-    """Return the gain of a run as scores; see captioner_training.conclusion."""
-    ends = (gain.get("intervals") or {}).get("after")
-    return Scores(
-        data,
-        gain["split"],
-        gain["images"],
-        _TREEBANK,
-        recipe.generation.beam_size,
-        values={"CIDEr": gain["after"]},
-        intervals={} if ends is None else {"CIDEr": ends},
-    )
-
-
-def _scores_of(path: Path, checkpoint: Checkpoint) -> Scores:
-    report = read_report(path)
-    made_by = report.get("checkpoint") or {}
-    if made_by.get("hash") != checkpoint.fingerprint():
-        raise DataError(
-            f"{path} has the scores of {made_by.get('name', 'captions from a file')}, not of the "
-            "checkpoint to upload: evaluate that checkpoint with `captioner evaluate --checkpoint "
-            "CHECKPOINT --report DIR`, and name the new report"
-        )
-    scores, split = main_scores(report), report["split"]
-    if not scores:
-        raise DataError(f"{path} has no scores: run `captioner evaluate --report` again")
-    is_official = "tokenizer" in report.get("pycocoevalcap", {})
-    names = [measure.key.partition(".")[2] for measure in SCORES]
-    data = Path(str(report["data"])).stem
-    return Scores(
-        data,
-        split.get("name", data),
-        split["images"],
-        "pycocoevalcap, PTB tokens" if is_official else _TREEBANK,
-        report["beam_size"],
-        values={name: scores[name] for name in names if has_number(scores, name)},
-        intervals={
-            name: interval
-            for name, interval in (scores.get("intervals") or {}).items()
-            if isinstance(interval, list) and None not in interval
-        },
-    )

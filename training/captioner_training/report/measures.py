@@ -184,12 +184,6 @@ def _scores(report: Report) -> Report:
     return {}
 
 
-def main_scores(report: Report) -> Report:
-    """Return the scores that a table shows; without CIDEr if there are too few images for it."""
-    scores = _scores(report)
-    return scores if has_cider(report) else {**scores, "CIDEr": None}
-
-
 def failures(report: Report) -> Iterator[tuple[str, str]]:
     """Yield the name and the reason of each measure that failed."""
     for name, value in report.items():
