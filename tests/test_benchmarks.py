@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from captioner_training.data import grids
 from tests.benchmarks import gpu, simulated_coco
@@ -41,15 +40,3 @@ def test_an_epoch_of_each_kind(
     for kind in ("frozen", "fine-tuning", "self-critical"):
         assert output.count(f"\n{kind}, eager ") == 1
     assert "nan" not in output
-
-
-def test_repeated_grids_take_the_memory_of_all_images(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = torch.arange(12, dtype=torch.float16).view(3, 2, 2)
-    monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda *_: True)
-    grown = simulated_coco.grow(few, 7)
-    assert grown is not None and grown.equal(few[[0, 1, 2, 0, 1, 2, 0]])
-    monkeypatch.setattr(simulated_coco, "fits_on_gpu", lambda size, _: size < 7 * 8)
-    assert simulated_coco.grow(few, 7) is None
-    assert "do not fit" in capsys.readouterr().out

@@ -22,16 +22,15 @@ import time
 from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 
 from captioner.captioner import Captioner
 from captioner.shared.paths import sample_photos
+from tests.benchmarks.attacks import Client
 from tests.serving.server.conftest import Server, serve
 
 BATCH = 16
-BOUNDARY = "benchmark"
 
 
 def main() -> None:
@@ -56,7 +55,8 @@ def one_photo(captioner: Captioner, photo: bytes, folder: Path, rounds: int = 12
     http: list[float] = []
     process: list[float] = []
     with serve(folder, "--log", os.devnull) as server, asyncio.Runner() as runner:
-        body = request(server, photo)
+        client = Client(server.url, "127.0.0.1")
+        body = client.upload(photo)
         for block in range(-2, rounds):
             for _ in range(5):
                 start = time.perf_counter()
@@ -65,7 +65,7 @@ def one_photo(captioner: Captioner, photo: bytes, folder: Path, rounds: int = 12
             time.sleep(0.05)  # our threads spin for a while after their work
             for _ in range(5):
                 start = time.perf_counter()
-                runner.run(ask(server, body))
+                runner.run(client.exchange(body))
                 http += [time.perf_counter() - start] if block >= 0 else []
             time.sleep(0.05)
     in_process, over_http = statistics.median(process), statistics.median(http)
@@ -113,7 +113,8 @@ async def load(
     server: Server, photos: list[bytes], arguments: argparse.Namespace
 ) -> tuple[list[float], int]:
     """Let each client send one photo after another; seconds of each answer, sorted, and losses."""
-    bodies = [request(server, photo) for photo in photos]
+    sender = Client(server.url, "127.0.0.1")
+    bodies = [sender.upload(photo) for photo in photos]
     deadline = time.perf_counter() + arguments.seconds
     answered: list[float] = []
     lost = 0
@@ -124,35 +125,14 @@ async def load(
             if (start := time.perf_counter()) > deadline:
                 return
             with suppress(OSError):
-                if await ask(server, body):
+                answer = await sender.exchange(body)
+                if answer.startswith(b"HTTP/1.1 200") and b'"caption"' in answer:
                     answered.append(time.perf_counter() - start)
                     continue
             lost += 1
 
     await asyncio.gather(*(client(number) for number in range(arguments.clients)))
     return sorted(answered), lost
-
-
-def request(server: Server, photo: bytes) -> bytes:
-    part = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="x.jpg"\r\n\r\n'
-    body = part.encode() + photo + f"\r\n--{BOUNDARY}--\r\n".encode()
-    head = (
-        f"POST /api/caption HTTP/1.1\r\nHost: {urlsplit(server.url).netloc}\r\n"
-        f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-async def ask(server: Server, body: bytes) -> bool:
-    where = urlsplit(server.url)
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    try:
-        writer.write(body)
-        answer = await reader.read()
-    finally:
-        writer.close()
-    return answer.startswith(b"HTTP/1.1 200") and b'"caption"' in answer
 
 
 if __name__ == "__main__":
