@@ -62,15 +62,9 @@ class Tally:
     def record(self) -> dict[str, Any]:
         ordered = sorted(self.seconds) or [float("nan")]
         return {
+            **vars(self),
+            "seconds": {"median": statistics.median(ordered), "slowest": ordered[-1]},
             "answered": len(self.seconds),
-            "lost": self.lost.total(),
-            "lost_by_reason": dict(self.lost),
-            "asked_to_come_again": self.refused,
-            "median_s": round(statistics.median(ordered), 4),
-            "p95_s": round(ordered[int(0.95 * len(ordered))], 4),
-            "slowest_s": round(ordered[-1], 2),
-            "attacks": dict(sorted(self.attacks.items())),
-            "attacks_refused_or_broken_off": dict(sorted(self.refusals.items())),
         }
 
 
@@ -100,46 +94,36 @@ class Soak:
     async def ask(self, number: int, deadline: float, tally: Tally) -> None:
         """Be an honest client: a photo, a pause, the next photo."""
         client = self.honest[number]
-        visitor = number % 4 == 3
         await asyncio.sleep(random.uniform(0, self.pause))
         for turn in count(number):
-            if time.monotonic() > deadline:
+            if (started := time.monotonic()) > deadline:
                 return
-            await self.ask_once(client, self.photos[turn % len(self.photos)], tally, visitor)
+            photo = self.photos[turn % len(self.photos)]
+            if await self.insist(client, client.upload(photo, attention="true"), tally):
+                tally.seconds.append(time.monotonic() - started)
+                if number % 4 == 3:  # a visitor of the page
+                    await self.insist(client, client.upload(photo, "/api/sheet"), tally)
             await asyncio.sleep(self.pause * random.uniform(0.5, 1.5))
 
-    async def ask_once(self, client: Client, photo: bytes, tally: Tally, visitor: bool) -> None:
-        """Send a photo until it is captioned, as often as the server asks for it."""
-        started = time.monotonic()
-        request = client.upload(photo, attention="true")
-        answer = await self.insist(client, request, tally)
-        if answer is None:
-            return
-        tally.seconds.append(time.monotonic() - started)
-        if visitor:
-            request = client.upload(photo, "/api/sheet")
-            if await self.insist(client, request, tally) is None:
-                tally.lost["picture"] += 1
-
-    async def insist(self, client: Client, request: bytes, tally: Tally) -> bytes | None:
-        """Send a request until it is answered; None: it is lost."""
+    async def insist(self, client: Client, request: bytes, tally: Tally) -> bool:
+        """Send a request as often as the server asks for it; return whether it is answered."""
         for _ in range(RETRIES):
             try:
                 answer = await client.exchange(request)
             except (OSError, TimeoutError) as error:
                 tally.lost[type(error).__name__] += 1
-                return None
+                return False
             good = answer.startswith(b"HTTP/1.1 200")
             if good and (b'"caption"' in answer or b"image/png" in answer[:1000]):
-                return answer
+                return True
             if not (answer.startswith(b"HTTP/1.1 503") or b'"type": "busy"' in answer):
                 tally.lost[answer[9:12].decode() or "no answer"] += 1
-                return None
+                return False
             tally.refused += 1
             wait = re.search(rb"retry-after: (\d+)", answer, re.IGNORECASE)
             await asyncio.sleep(float(wait[1]) if wait else 1)
         tally.lost["503"] += 1
-        return None
+        return False
 
     async def attack(self, number: int, deadline: float, tally: Tally) -> None:
         """Be a hostile client: every attack in turn, each client with another one first."""
@@ -175,7 +159,7 @@ async def soak(server: Server, url: str, arguments: argparse.Namespace) -> dict[
     except (OSError, TimeoutError) as error:
         health = type(error).__name__
     after = memory(server)
-    slower = attacked["median_s"] / alone["median_s"]
+    slower = attacked["seconds"]["median"] / alone["seconds"]["median"]
     errors = [line for line in server.lines if "Traceback" in line or "Error" in line]
     return {
         "arguments": vars(arguments),
@@ -186,7 +170,7 @@ async def soak(server: Server, url: str, arguments: argparse.Namespace) -> dict[
         "errors_in_log": errors[:20],
         "bars": {
             f"median latency {slower:.2f} times idle, at most {SLOWER:g}": slower <= SLOWER,
-            "no honest photo lost": attacked["lost"] == 0,
+            "no honest photo lost": not attacked["lost"],
             f"memory {after / before:.2f} of before, at most {LARGER:.2f}": after
             <= LARGER * before,
             "no restart": server.process.poll() is None,

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from captioner.caption import Caption
 from captioner.captioner import Captioner, PreparedImage
-from captioner.generation.config import GenerationConfig
 from captioner.shared.paths import sample_photos
 from captioner_serving.server.records import served_record
 from tests.conftest import running_browser
@@ -45,35 +44,23 @@ STORE = """async (given) => {
 """Do WORK with the browser's store of photos, and return the result of its request."""
 
 
-class Remembering(Captioner):
-    """A captioner that captions equal photos with equal settings once."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._captions: dict[Any, Caption] = {}
-
-    def caption_prepared(
-        self,
-        images: Sequence[PreparedImage],
-        config: GenerationConfig | None = None,
-        *,
-        check_attention: bool = False,
-    ) -> list[Caption]:
-        captions = []
-        for image in images:
-            key = image.pixels.tobytes(), image.box, image.size, config, check_attention
-            if key not in self._captions:
-                (self._captions[key],) = super().caption_prepared(
-                    [image], config, check_attention=check_attention
-                )
-            captions.append(replace(self._captions[key], image=image.image))
-        return captions
-
-
 @pytest.fixture(scope="package")
 def captioner() -> Captioner:
-    """The bundled model: the tiny one looks everywhere, and shows no heat."""
-    return Remembering.from_pretrained()
+    """The bundled model, because the tiny one shows no heat; it captions equal photos once."""
+    captioner, known = Captioner.from_pretrained(), dict[Any, Caption]()
+    caption = captioner.caption_prepared
+
+    def remembered(images: Sequence[PreparedImage], *config: Any, **options: Any) -> list[Caption]:
+        captions = []
+        for image in images:
+            key = image.pixels.tobytes(), image.box, image.size, config, *options.items()
+            if key not in known:
+                (known[key],) = caption([image], *config, **options)
+            captions.append(replace(known[key], image=image.image))
+        return captions
+
+    captioner.caption_prepared = remembered  # type: ignore[method-assign]
+    return captioner
 
 
 @pytest.fixture(scope="package")
@@ -185,6 +172,19 @@ class Visit:
             "document.querySelector('.heat').dataset.word = -1"
         )
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Wait for a new caption at the end."""
+        self.forget()
+        yield
+        self.settled()
+
+    def save(self, selector: str) -> Any:
+        """Click on something and return the download."""
+        with self.tab.expect_download() as saved:
+            self.tab.click(selector)
+        return saved.value
+
     def reload(self) -> None:
         """Reload the page once everything is stored, and wait for a caption."""
         self.tab.wait_for_function(STORED)
@@ -221,10 +221,9 @@ class Visit:
 
     def record(self) -> dict[str, Any]:
         """The caption on the page, as it is saved under Data."""
-        with self.tab.expect_download() as saved:
-            self.tab.click(".json")
-        record: dict[str, Any] = json.loads(Path(saved.value.path()).read_text())
-        assert saved.value.suggested_filename == f"{Path(record['image']).stem}.json"
+        saved = self.save(".json")
+        record: dict[str, Any] = json.loads(Path(saved.path()).read_text())
+        assert saved.suggested_filename == f"{Path(record['image']).stem}.json"
         return record
 
     def paste(self, text: str, selector: str = "body") -> None:

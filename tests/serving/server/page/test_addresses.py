@@ -38,20 +38,18 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
             visit.paste(text)
         visit.paste(address, ".text")  # pasted into the field for the alt text
         assert visit.posts() == 0
-        visit.forget()
-        visit.paste(address)
-        visit.settled()
+        with visit.changing():
+            visit.paste(address)
         wanted = captioner.caption(SAMPLES / "chelsea.jpg")
         assert visit.words() == [word.text for word in wanted.words]
         assert tab.locator("img.photo").get_attribute("src").startswith("data:image/jpeg")
         assert not [asked for asked in visit.requests if asked.startswith(web)]
         visit.reload()
         assert visit.posts() == 1 and tab.locator(".frame").is_visible()
-        with tab.expect_download() as saved:
-            tab.click("[data-picture=overlay]")
-        with Image.open(saved.value.path()) as overlay:
+        saved = visit.save("[data-picture=overlay]")
+        with Image.open(saved.path()) as overlay:
             assert overlay.size == open_image(SAMPLES / "chelsea.jpg").size
-            assert saved.value.suggested_filename[:8] == "chelsea-"
+            assert saved.suggested_filename[:8] == "chelsea-"
         assert json.loads(visit.taken_home("jsonl"))["image"] == address
         visit.forget()
         visit.paste(f"{web}/no.jpg")

@@ -63,9 +63,8 @@ def test_the_page_marks_the_spot(visit: Visit, tmp_path: Path) -> None:
             shown = visit.tab.locator("img.photo")
             shown.scroll_into_view_if_needed()
             marked = visit.tab.screenshot(clip=shown.bounding_box())
-            with visit.tab.expect_download() as download:
-                visit.tab.click("[data-picture=overlay]")
-            saved = Image.open(download.value.path())
+            download = visit.save("[data-picture=overlay]")
+            saved = Image.open(download.path())
             assert saved.size == case.size
             for picture in (Image.open(io.BytesIO(marked)), saved):
                 assert near(lit_place(picture, case.photo), case.at)

@@ -55,22 +55,19 @@ def test_reload_back_and_the_link_to_the_api_keep_photo_and_caption(whole: Visit
     visit.settled()
     assert visit.words() == words
     for go, expected in ((tab.go_back, first), (tab.go_forward, words)):
-        visit.forget()
-        go()
-        visit.settled()
+        with visit.changing():
+            go()
         assert visit.words() == expected
     assert visit.posts() == asked  # the browser has it still
-    with tab.expect_download():  # and sends it again where that is needed
-        tab.click("[data-picture=sheet]")
+    visit.save("[data-picture=sheet]")  # and sends it again where that is needed
 
 
 def test_reload_and_back_keep_a_photo_that_still_waits(visit: Visit) -> None:
     tab, first = visit.tab, visit.words()
     tab.click("text=Search settings")
     for _ in range(2):  # one sentence is asked for
-        visit.forget()
-        tab.locator("input[name=captions]").press("ArrowLeft")
-        visit.settled()
+        with visit.changing():
+            tab.locator("input[name=captions]").press("ArrowLeft")
     visit.held()
     visit.choose(SAMPLES / "rocket.jpg", state="waiting")
     tab.wait_for_function("document.querySelector('.photo').src.startsWith('blob:')")

@@ -75,9 +75,8 @@ def states(visit: Visit, folder: Path) -> Iterator[str]:
     tab.route("**/api/caption", lambda route: None)
     visit.choose(SAMPLES / "rocket.jpg", state="waiting")
     yield "waiting"
-    visit.forget()
-    tab.unroute("**/api/caption")  # what was held goes on
-    visit.settled()
+    with visit.changing():
+        tab.unroute("**/api/caption")  # what was held goes on
     (folder / "cut.jpg").write_bytes((SAMPLES / "rocket.jpg").read_bytes()[:9000])
     visit.choose(SAMPLES / "chelsea.jpg", folder / "cut.jpg", SAMPLES / "camera.jpg")
     visit.strip()
@@ -87,8 +86,7 @@ def states(visit: Visit, folder: Path) -> Iterator[str]:
     tab.keyboard.press("Escape")
     tab.fill(".text", "A cat that looks past the camera.")
     yield "corrected"
-    with tab.expect_download():
-        tab.click(".train")
+    visit.save(".train")
     tab.wait_for_selector(".commands:not([hidden])")
     yield "training"
     tab.click(".about .term >> nth=0")

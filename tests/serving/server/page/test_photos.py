@@ -65,9 +65,8 @@ def test_a_large_photo_is_sent_and_shown_as_a_smaller_copy(visit: Visit, tmp_pat
     words = visit.words()
     shown = visit.tab.locator("img.photo").evaluate("i => [i.naturalWidth, i.naturalHeight]")
     assert shown == [2048, 1365]
-    with visit.tab.expect_download() as saved:
-        visit.tab.click("[data-picture=overlay]")
-    with Image.open(saved.value.path()) as overlay:
+    saved = visit.save("[data-picture=overlay]")
+    with Image.open(saved.path()) as overlay:
         assert overlay.size == (2048, 1365)
     visit.choose(SAMPLES / "coffee.jpg")
     assert visit.words() == words  # upright
@@ -81,9 +80,8 @@ def test_a_photo_may_be_dropped_or_pasted_anywhere(visit: Visit) -> None:
     assert chooser.value.is_multiple()
     assert visit.posts() == 0 and not visit.tab.locator(".strip").is_visible()
     for kind in ("drop", "paste"):
-        visit.forget()
-        assert visit.tab.evaluate(DROP, [kind, f"{kind}ped.jpg"])
-        visit.settled()
+        with visit.changing():
+            assert visit.tab.evaluate(DROP, [kind, f"{kind}ped.jpg"])
         assert visit.record()["image"] == f"{kind}ped.jpg"
 
 
@@ -139,27 +137,23 @@ def test_beam_sentences_and_style_change_the_caption(visit: Visit) -> None:
     tab = visit.tab
     tab.click("text=Search settings")
     assert tab.get_by_label("Style").is_visible()
-    visit.forget()
-    tab.locator("input[name=captions]").press("End")
-    visit.settled()
+    with visit.changing():
+        tab.locator("input[name=captions]").press("End")
     assert tab.locator(".sentences li").count() == 10  # of as many beams
     assert tab.locator("input[name=beam_size]").input_value() == "10"
-    visit.forget()
-    tab.locator("input[name=beam_size]").press("Home")
-    visit.settled()
+    with visit.changing():
+        tab.locator("input[name=beam_size]").press("Home")
     assert not tab.locator(".others").is_visible()  # one is followed, and there are no others
     assert tab.locator("input[name=captions]").input_value() == "1"
     usual = visit.record()["style"]
     style = tab.get_by_label("Style")
     assert style.input_value() == usual
     other = next(name for name in style.locator("option").all_inner_texts() if name != usual)
-    visit.forget()
-    style.select_option(other)
-    visit.settled()
+    with visit.changing():
+        style.select_option(other)
     assert visit.record()["style"] == other
-    visit.forget()
-    tab.click("[data-sample=chelsea]")
-    visit.settled()
+    with visit.changing():
+        tab.click("[data-sample=chelsea]")
     assert visit.record()["style"] == other
     visit.reload()
     tab.click("text=Search settings")
@@ -189,9 +183,8 @@ def test_a_server_that_is_gone_busy_or_going_is_told_and_tried_again(
     assert "Too many photos are waiting" in visit.failure()
     tab.unroute("**/api/caption")
     tab.evaluate(PHASES)
-    visit.forget()
-    tab.click(".retry")
-    visit.settled()
+    with visit.changing():
+        tab.click(".retry")
     assert "Captioning …" in tab.evaluate("[...window.phases]")
     assert visit.record()["image"] == "rocket.jpg"
     visit.errors.clear()  # the browser's own, about the network

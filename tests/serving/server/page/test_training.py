@@ -18,10 +18,9 @@ pytestmark = pytest.mark.slow
 
 
 def download(visit: Visit, folder: Path) -> Path:
-    with visit.tab.expect_download() as saved:
-        visit.tab.click(".train")
-    path = folder / saved.value.suggested_filename
-    saved.value.save_as(path)
+    saved = visit.save(".train")
+    path = folder / saved.suggested_filename
+    saved.save_as(path)
     visit.tab.wait_for_selector(".commands:not([hidden])")
     return path
 

@@ -318,15 +318,13 @@ def test_play_runs_through_the_words(clocked: Visit) -> None:
 
 def test_what_is_saved_is_what_was_seen(visit: Visit, tmp_path: Path) -> None:
     tab = visit.tab
-    visit.forget()
-    tab.click("[data-sample=rocket]")
-    visit.settled()
+    with visit.changing():
+        tab.click("[data-sample=rocket]")
     sizes = {}
     for kind in ("overlay", "sheet", "animation"):
-        with tab.expect_download() as saved:
-            tab.click(f"[data-picture={kind}]")
-        saved.value.save_as(tmp_path / kind)
-        assert saved.value.suggested_filename.startswith("rocket-")
+        saved = visit.save(f"[data-picture={kind}]")
+        saved.save_as(tmp_path / kind)
+        assert saved.suggested_filename.startswith("rocket-")
         with Image.open(tmp_path / kind) as image:
             sizes[kind] = image.size, getattr(image, "n_frames", 1)
     with Image.open(SAMPLES / "rocket.jpg") as photo:
@@ -340,10 +338,9 @@ def test_what_is_saved_is_what_was_seen(visit: Visit, tmp_path: Path) -> None:
     tab.select_option(".colors", "viridis")
     tab.uncheck(".smooth")
     tab.locator(".strength").fill("40")
-    with tab.expect_download() as saved:
-        tab.click("[data-picture=overlay]")
-    assert saved.value.suggested_filename == f"rocket-{visit.words()[2]}.png"
-    with Image.open(saved.value.path()) as image:
+    saved = visit.save("[data-picture=overlay]")
+    assert saved.suggested_filename == f"rocket-{visit.words()[2]}.png"
+    with Image.open(saved.path()) as image:
         drawn = np.asarray(image.convert("RGB"), int)[:350]  # the word is written below
     caption, photo = Caption.from_record(record), SAMPLES / "rocket.jpg"
     look: Any = {"colors": "viridis", "smooth": False, "strength": 0.4}
