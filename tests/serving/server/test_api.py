@@ -16,7 +16,6 @@ from PIL import Image, ImageChops, ImageStat
 
 from captioner.caption import Caption
 from captioner.captioner import Captioner
-from captioner.checkpoint import Checkpoint
 from captioner_serving.server.errors import RefusedError
 from captioner_serving.server.records import needs_preview, served_record
 from captioner_serving.server.service import CaptionService
@@ -88,20 +87,6 @@ def test_fields_out_of_range_are_named(
     for path in ("caption", "sheet"):
         answer = api.post(f"/api/{path}?{next(iter(fields))}=3", files={"image": jpeg()})
         assert answer.status_code == 400 and next(iter(fields)) in answer.json()["detail"]
-
-
-def test_a_style_can_be_asked_for(api: httpx.Client, styled: Checkpoint) -> None:
-    captioner, photo = Captioner(styled, device="cpu"), SAMPLES / "coffee.jpg"
-    with serving(captioner) as url, httpx.Client(base_url=url, timeout=300) as client:
-        for style in captioner.vocabulary.styles:
-            files = {"image": photo.read_bytes()}
-            answer = client.post("/api/caption", files=files, data={"style": style})
-            (record,) = answer.json()["records"]
-            config = captioner.generation.for_request(style=style)
-            expected = captioner.caption(photo, config)
-            assert record["style"] == style and record["caption"] == expected.text
-    answer = api.post("/api/caption", files={"image": jpeg()}, data={"style": "long"})
-    assert answer.status_code == 422 and "no style 'long'" in answer.json()["detail"]
 
 
 def test_a_request_can_name_a_model(saved_tiny: Path) -> None:
@@ -204,32 +189,17 @@ def test_what_is_doubtful_is_marked_in_every_sentence() -> None:
     assert "doubt" not in record and other["doubt"] == "This may be wrong: 'cats', or 'dogs'"
 
 
-def test_a_caption_below_the_least_trust_is_marked_as_a_batch_marks_it(
-    api: httpx.Client, tmp_path: Path
-) -> None:
-    from captioner_serving.batch import BatchConfig, caption_batch
-
+def test_a_caption_below_the_least_trust_is_marked(api: httpx.Client) -> None:
     captioner, photo = Captioner(make_tiny(), device="cpu", trust=make_trust()), jpeg()
-    (tmp_path / "a.jpg").write_bytes(photo)
     with serving(captioner) as url, httpx.Client(base_url=url, timeout=300) as client:
-        plain = recorded(client, photo, attention="false")
-        trust = plain["trust"]
-        for least in (trust, round(trust + 1e-4, 4)):
-            record = recorded(client, photo, attention="false", minimum_trust=str(least))
-            config = BatchConfig(minimum_trust=least)
-            output = tmp_path / f"{least}.all.jsonl"
-            (batch,) = caption_batch(
-                tmp_path / "a.jpg", output=output, config=config, captioner=captioner
-            )
-            served = {**record, "image": batch["image"]}
-            served.pop("doubt", None)
-            served.pop("unfamiliar", None)
-            assert served == batch and batch.get("review", False) == (least > trust)
+        plain = recorded(client, photo)
+        for least in (plain["trust"], round(plain["trust"] + 1e-4, 4)):
+            review = {"review": True} if least > plain["trust"] else {}
+            assert recorded(client, photo, minimum_trust=str(least)) == plain | review
         odd = client.post("/api/caption", files={"image": photo}, data={"minimum_trust": "2"})
         assert odd.status_code == 422 and "minimum_trust" in odd.json()["detail"]
     none = api.post("/api/caption", files={"image": photo}, data={"minimum_trust": "0.5"})
     assert (none.status_code, none.json()["type"]) == (422, "config-error")
-    assert "a trust file, but the checkpoint tiny has none" in none.json()["detail"]
 
 
 def encoded(kind: str, count: int = 1) -> bytes:

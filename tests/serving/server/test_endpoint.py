@@ -102,21 +102,16 @@ def test_the_javascript_example_gets_the_record(
     assert said.strip() == answer["records"][0]["caption"]
 
 
-@pytest.mark.filterwarnings("ignore:.future.no_silent_downcasting")  # of Gradio
-def test_a_caption_below_the_least_trust_is_marked(trusting: httpx.Client) -> None:
+def test_the_fields_of_a_call_are_those_of_the_api(trusting: httpx.Client) -> None:
     image = file_data(upload(trusting))
 
-    def asked(least: Any) -> Any:
-        return result(trusting, call(trusting, image, *USUAL[:-1], least))
+    def asked(style: str | None, least: float | None) -> Any:
+        return result(trusting, call(trusting, image, *USUAL[:-2], style, least))
 
-    (plain,) = asked(None)["data"]
-    trust = plain["trust"]
-    assert 0 < trust < 0.99 and "review" not in plain
-    assert asked(trust)["data"] == [plain]
-    assert asked(trust + 0.01)["data"] == [{**plain, "review": True}]
-    assert "minimum_trust is '2'" in asked(2)["error"]
-    styled = result(trusting, call(trusting, image, 1, 1, False, True, "short", None))
-    assert "no style 'short'" in styled["error"]
+    (plain,) = asked(None, None)["data"]
+    assert asked("", plain["trust"] + 0.01)["data"] == [{**plain, "review": True}]
+    assert "minimum_trust is '2'" in asked(None, 2)["error"]
+    assert "no style 'short'" in asked("short", None)["error"]
 
 
 def test_only_uploads_are_captioned(api: httpx.Client, server: Server) -> None:

@@ -180,11 +180,6 @@ def test_a_download_is_limited_in_memory_and_time(
             assert answer.elapsed.total_seconds() < 7, path
 
 
-def test_urls_are_not_downloaded_by_default(api: httpx.Client) -> None:
-    answer = api.post("/api/caption", files={"image_url": (None, "https://example.org/a.jpg")})
-    assert answer.status_code == 403 and "does not download photos" in answer.json()["detail"]
-
-
 def test_another_site_may_call_the_api_if_it_is_named(shared: str) -> None:
     who = {"Authorization": f"Bearer {TOKEN}", "Sec-Fetch-Site": "cross-site"}
     with httpx.Client(base_url=shared, timeout=300) as web:
