@@ -1,12 +1,16 @@
-"""Decoding a photo into pixels or an error, and the format of the result between processes."""
+"""Decoding a photo into pixels, a picture or an error, and the result between processes.
+
+The decoding processes import this module, so it must not import torch.
+"""
 
 from __future__ import annotations
 
+import io
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
@@ -19,10 +23,13 @@ from captioner.shared.files import digest
 
 if TYPE_CHECKING:
     from captioner.captioner import PreparedImage
+    from captioner.drawing.overlay import Panel
 
 _KINDS: dict[object, type[errors.CaptionerError]] = {
     kind.type: kind for kind in (getattr(errors, name) for name in errors.__all__)
 }
+_LONGEST_SIDE = 2400  # pixels of the longer side of a drawn photo
+_WHOLE = Box(0.0, 0.0, 1.0, 1.0)
 # Of ordinary JPEGs.
 _ORDINARY_PIXELS = 30_000_000  # phones write 12 to 24 million
 _SEGMENTS = 1000  # segments before the pixels; cameras write a few
@@ -83,13 +90,59 @@ class Square:
         return square.tobytes(), square.size, transform.box(*photo.size)
 
 
-def shrink(photo: Image.Image, longest: int) -> Image.Image:
+def _shrink(photo: Image.Image, longest: int) -> Image.Image:
     """Return a photo with neither side longer than `longest`; a smaller photo is not changed."""
     scale = longest / max(photo.size)
     if scale >= 1:
         return photo
     size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
     return photo.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A JPEG of a photo that browsers cannot show, with no side longer than `longest` pixels."""
+
+    longest: int
+    at_least = None
+
+    def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
+        """See Output."""
+        small = _shrink(photo, self.longest)
+        small.save(buffer := io.BytesIO(), "JPEG", quality=90)
+        return buffer.getvalue(), small.size, _WHOLE
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of a caption: a PNG of one word or all words, or an animated WebP."""
+
+    kind: Literal["overlay", "sheet", "animation"]
+    panels: Sequence[Panel]  # with weights as nested lists; one word for an overlay
+    options: Mapping[str, Any]  # further arguments of overlay, contact_sheet or animation
+    at_least = None
+
+    def make(self, photo: Image.Image) -> tuple[bytes, tuple[int, int], Box]:
+        """See Output."""
+        from captioner.drawing.animation import animation  # batch does not need these
+        from captioner.drawing.lettering import label
+        from captioner.drawing.overlay import overlay
+        from captioner.drawing.saving import encode_animation
+        from captioner.drawing.sheet import contact_sheet
+
+        photo = _shrink(photo, _LONGEST_SIDE)
+        if self.kind == "animation":
+            frames = animation(photo, self.panels, **self.options)
+            return encode_animation(frames, ".webp"), frames[0].size, _WHOLE
+        if self.kind == "sheet":
+            picture = contact_sheet(photo, self.panels, **self.options)
+        else:
+            (panel,) = self.panels
+            picture = overlay(photo, panel.weights, **self.options)
+            picture = label(picture, panel.word, doubtful=panel.doubtful)
+        # The fastest compression, because the picture is used once.
+        picture.save(buffer := io.BytesIO(), "PNG", compress_level=1)
+        return buffer.getvalue(), picture.size, _WHOLE
 
 
 class Decoded(NamedTuple):

@@ -1,8 +1,8 @@
 """The ASGI application: middleware, the API, and the page.
 
-    RequestLimits -> AccessLog -> CORSMiddleware -> Access -> BodyLimits
-                                                                |
-    FastAPI: /api, /v1, /metrics, /docs, /page, /gradio_api <---'
+    RequestContext -> CORSMiddleware -> Access -> BodyLimits
+                                                      |
+    FastAPI: /api, /v1, /metrics, /docs, /page, ... <-'
                                        `-> GradioFiles: /
 
 The application keeps no state between requests, except uploads and results of gradio_client, so it
@@ -37,7 +37,7 @@ from captioner_serving.server.errors import problem
 from captioner_serving.server.gradio_calls import GradioCalls
 from captioner_serving.server.mcp import McpServer
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.middleware import Access, AccessLog, RequestLimits
+from captioner_serving.server.middleware import Access, RequestContext
 from captioner_serving.server.records import served_record
 from captioner_serving.server.service import CaptionService, start_reader
 
@@ -82,8 +82,11 @@ class Application:
         access = Access(
             bounded, tokens, origins=config.allowed_origins, hosts=config.accepted_hosts
         )
-        self.asgi: ASGIApp = RequestLimits(
-            AccessLog(self._with_cors(access), self.metrics, log, say),
+        self.asgi: ASGIApp = RequestContext(
+            self._with_cors(access),
+            self.metrics,
+            log=log,
+            say=say,
             max_rest=4 * config.max_upload,
             routes=api.routes,
             root_path=config.root_path,

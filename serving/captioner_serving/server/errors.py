@@ -47,7 +47,7 @@ _OLLAMA = re.compile(
 
 @dataclass(eq=False)
 class RequestInfo:
-    """Information about a request, which `middleware.RequestLimits` adds to the scope."""
+    """Information about a request, which `middleware.RequestContext` adds to the scope."""
 
     path: str  # without the prefix of a proxy
     route: str | None = None  # its pattern
@@ -81,7 +81,7 @@ current_request: ContextVar[RequestInfo | None] = ContextVar("current_request", 
 
 
 def request_info(scope: Scope) -> RequestInfo:
-    """Return the information that `middleware.RequestLimits` added to the scope."""
+    """Return the information that `middleware.RequestContext` added to the scope."""
     info: RequestInfo = scope["captioner"]
     return info
 

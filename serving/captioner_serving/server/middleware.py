@@ -1,7 +1,6 @@
 """The middleware of the server, from the outermost to the innermost; BodyLimits comes after it.
 
-RequestLimits: known routes, trusted headers, security headers.
-AccessLog: counts and logs requests, and answers unhandled exceptions.
+RequestContext: describes, counts and logs requests; security headers; unhandled exceptions.
 Access: refuses unknown Host headers and cross-site requests, and checks tokens.
 """
 
@@ -68,24 +67,32 @@ _LOGGER = logging.getLogger("captioner.server")
 _PROBE = "/api/health/live"  # needs no token, for health checks of containers
 
 
-class RequestLimits:
-    """Middleware that adds a `RequestInfo` to the scope and security headers to every answer.
+class RequestContext:
+    """Middleware that describes requests by a `RequestInfo` in the scope, and counts and logs them.
 
-    Before a refusal it reads the rest of the body, up to `max_rest` bytes. Many clients first send
-    all of it, and would see a reset connection in place of the answer. Requests work with and
-    without the prefix `root_path`.
+    It adds security headers to every answer, and answers unhandled exceptions. Before a refusal it
+    reads the rest of the body, up to `max_rest` bytes. Many clients first send all of it, and would
+    see a reset connection in place of the answer. Requests work with and without the prefix
+    `root_path`.
+
+    `log` gets a line of JSON for each request, without query strings, photo names and tokens; `say`
+    gets a message for each failure.
     """
 
     def __init__(
         self,
         app: ASGIApp,
+        metrics: Metrics,
         *,
+        log: TextIO | None = None,
+        say: Callable[[str], None] = lambda _: None,
         max_rest: int = 0,
         routes: Sequence[BaseRoute] = (),
         root_path: str = "",
         frame_ancestors: Sequence[str] = (),
     ) -> None:
-        self.app = app
+        self.app, self._metrics = app, metrics
+        self._log, self._say = log, say
         self._max_rest, self._routes = max_rest, routes
         self._root_path = root_path
         ancestors = " ".join(("frame-ancestors 'self'", *frame_ancestors))
@@ -94,11 +101,42 @@ class RequestLimits:
             self._headers["X-Frame-Options"] = "SAMEORIGIN"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Pass the request on, and log its answer."""
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close"})
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        start, scope = time.perf_counter(), self._described(scope)
+        info, rest = request_info(scope), _Rest(receive, Headers(scope=scope), self._max_rest)
+        status: int | None = None
+        size = 0
+
+        async def add(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = int(message["status"])
+                if status >= 400:
+                    await rest.read()
+                MutableHeaders(scope=message).update(self._headers_of(info, status))
+            size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self.app(scope, rest, add)
+        except ClientDisconnect:  # not an error of the server
+            status = _GONE
+        except asyncio.CancelledError:  # the server is stopping
+            if status is None:
+                await problem(ClosedError())(scope, rest, add)
+            raise
+        except Exception as error:
+            if not is_out_of_memory(error):
+                _LOGGER.exception("%s failed", in_a_line(info.shown_path[:200]))
+            if status is None:
+                await problem(error)(scope, rest, add)
+        return self._record(scope, status or _GONE, size, time.perf_counter() - start)
+
+    def _described(self, scope: Scope) -> Scope:
         path = scope["path"]
         if path == self._root_path or path.startswith(f"{self._root_path}/"):
             path = path.removeprefix(self._root_path) or "/"
@@ -115,22 +153,40 @@ class RequestLimits:
         }
         matching = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
         info.route = getattr(next(matching, None), "path", None)
+        return scope
 
-        rest = _Rest(receive, Headers(scope=scope), self._max_rest)
+    def _headers_of(self, info: RequestInfo, status: int) -> dict[str, str]:
+        headers = {**self._headers, "X-Request-ID": info.id}
+        if status >= 400 or not info.path.startswith((*_IMMUTABLE, *_REVALIDATED)):
+            headers["Cache-Control"] = "no-store"
+        elif info.path.startswith(_REVALIDATED):
+            headers["Cache-Control"] = "no-cache"
+        return headers
 
-        async def add(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                if message["status"] >= 400:
-                    await rest.read()
-                headers = MutableHeaders(scope=message)
-                headers.update({**self._headers, "X-Request-ID": info.id})
-                if message["status"] >= 400 or not path.startswith((*_IMMUTABLE, *_REVALIDATED)):
-                    headers["Cache-Control"] = "no-store"
-                elif path.startswith(_REVALIDATED):
-                    headers["Cache-Control"] = "no-cache"
-            await send(message)
-
-        return await self.app(scope, rest, add)
+    def _record(self, scope: Scope, status: int, size: int, seconds: float) -> None:
+        info = request_info(scope)
+        name = info.route or "other"
+        self._metrics.requests.labels(name, status).inc()
+        self._metrics.latency.labels(name).observe(seconds)
+        client = (scope.get("client") or ("",))[0]
+        if status >= 400:
+            path = in_a_line(info.shown_path[:200])
+            self._say(f"{client} {scope['method'][:10]} {path}: {status}")
+        if self._log is None:
+            return
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "request": info.id,
+            "client": client,
+            "user": info.user,
+            "method": scope["method"],
+            "path": info.shown_path,
+            "status": status,
+            "ms": round(1000 * seconds, 1),
+            "bytes": size,
+        }
+        with suppress(OSError):  # a full disk must not fail requests
+            print(json.dumps(line), file=self._log, flush=True)
 
 
 class _Rest:
@@ -165,79 +221,6 @@ def _is_trusted(name: bytes) -> bool:
     # Gradio trusts forwarding headers from every client. Cookies are not needed, and parsing one
     # with many backslashes takes minutes (CVE-2024-7592).
     return name not in (b"cookie", b"forwarded") and not name.startswith(b"x-forwarded-")
-
-
-class AccessLog:
-    """Middleware that counts and logs a request when its answer is complete.
-
-    `stream` gets a line of JSON for each request, without query strings, photo names and tokens;
-    `say` gets a message for each failure.
-    """
-
-    def __init__(
-        self, app: ASGIApp, metrics: Metrics, stream: TextIO | None, say: Callable[[str], None]
-    ) -> None:
-        self.app, self._metrics = app, metrics
-        self._stream, self._say = stream, say
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and log its answer."""
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        start, answer = time.perf_counter(), _Answer(send)
-        try:
-            await self.app(scope, receive, answer)
-        except ClientDisconnect:  # not an error of the server
-            answer.status = _GONE
-        except asyncio.CancelledError:  # the server is stopping
-            if not answer.started:
-                await problem(ClosedError())(scope, receive, answer)
-            raise
-        except Exception as error:
-            if not is_out_of_memory(error):
-                _LOGGER.exception("%s failed", in_a_line(request_info(scope).shown_path[:200]))
-            if not answer.started:
-                await problem(error)(scope, receive, answer)
-        return self._record(scope, answer, time.perf_counter() - start)
-
-    def _record(self, scope: Scope, answer: _Answer, seconds: float) -> None:
-        info = request_info(scope)
-        name = info.route or "other"
-        self._metrics.requests.labels(name, answer.status).inc()
-        self._metrics.latency.labels(name).observe(seconds)
-        client = (scope.get("client") or ("",))[0]
-        if answer.status >= 400:
-            path = in_a_line(info.shown_path[:200])
-            self._say(f"{client} {scope['method'][:10]} {path}: {answer.status}")
-        if self._stream is None:
-            return
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "request": info.id,
-            "client": client,
-            "user": info.user,
-            "method": scope["method"],
-            "path": info.shown_path,
-            "status": answer.status,
-            "ms": round(1000 * seconds, 1),
-            "bytes": answer.size,
-        }
-        with suppress(OSError):  # a full disk must not fail requests
-            print(json.dumps(line), file=self._stream, flush=True)
-
-
-class _Answer:
-    """Forwards an answer, and records its status and size."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.status, self.size, self.started = _GONE, 0, False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.started, self.status = True, message["status"]
-        self.size += len(message.get("body", b""))
-        await self._send(message)
 
 
 class Access:

@@ -13,6 +13,7 @@ from captioner.captioner import Captioner
 from captioner.drawing.overlay import DEFAULT_COLORS, DEFAULT_STRENGTH
 from captioner.errors import ConfigError
 from captioner.generation.config import MAX_BEAM_SIZE, GenerationConfig
+from captioner_serving.decoding.photo import Drawing
 from captioner_serving.networks import client_of
 from captioner_serving.server.api import (
     PHOTO,
@@ -24,7 +25,6 @@ from captioner_serving.server.api import (
     read_photos,
     while_connected,
 )
-from captioner_serving.server.drawing import Drawing
 
 _KINDS = {
     "overlay": "the attention of one word over it, as a PNG",

@@ -17,12 +17,18 @@ from captioner.caption import Caption
 from captioner.captioner import Captioner, PreparedImage
 from captioner.errors import CaptionerError, ImageError
 from captioner.generation.config import GenerationConfig
-from captioner_serving.decoding.photo import Decoded, EncodedPhoto, Output, Readable, Square
+from captioner_serving.decoding.photo import (
+    Decoded,
+    EncodedPhoto,
+    Output,
+    Preview,
+    Readable,
+    Square,
+)
 from captioner_serving.decoding.pool import Reader
 from captioner_serving.memory import is_out_of_memory
 from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.config import ServerConfig
-from captioner_serving.server.drawing import Preview
 from captioner_serving.server.errors import (
     ClosedError,
     LowTrustError,

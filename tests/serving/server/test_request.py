@@ -22,7 +22,7 @@ from captioner_serving.networks import client_of
 from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.errors import request_info
 from captioner_serving.server.metrics import Metrics
-from captioner_serving.server.middleware import Access, AccessLog, RequestLimits
+from captioner_serving.server.middleware import Access, RequestContext
 from tests.serving.server.conftest import Server, run_async
 
 
@@ -55,7 +55,7 @@ def test_forwarding_headers_and_cookies_are_dropped() -> None:
     headers = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Host": "evil.example"}
     headers |= {"Forwarded": "for=203.0.113.9"}
     cookie = 'a="' + "\\" * 60_000 + '"'
-    ask(RequestLimits(inside), headers={**headers, "Cookie": cookie})
+    ask(RequestContext(inside, Metrics()), headers={**headers, "Cookie": cookie})
     names = {name for name, _ in inside.scope["headers"]}
     assert inside.scope["client"][0] == "127.0.0.1"
     assert not {name for name in names if b"forwarded" in name or name == b"cookie"}
@@ -89,7 +89,7 @@ def test_routes_are_named_below_any_prefix(
 ) -> None:
     inside = Inside()
     routes = [Route(pattern, inside) for pattern in ("/api/caption", "/v1/models/{name}")]
-    ask(RequestLimits(inside, routes=routes, root_path="/photos/words"), prefix + path)
+    ask(RequestContext(inside, Metrics(), routes=routes, root_path="/photos/words"), prefix + path)
     info = request_info(inside.scope)
     assert (info.route, info.shown_path) == (route, shown)
     assert inside.scope["path"] == "/photos/words" + path  # and FastAPI takes it off once
@@ -118,7 +118,7 @@ NAMES: dict[str, tuple[list[str], list[str], list[str]]] = {
 def test_only_accepted_host_headers_are_answered(listens: str) -> None:
     allowed, good, bad = NAMES[listens]
     config = ServerConfig(host=listens, allowed_hosts=tuple(allowed))
-    app = RequestLimits(Access(Inside(), hosts=config.accepted_hosts))
+    app = RequestContext(Access(Inside(), hosts=config.accepted_hosts), Metrics())
     answers = {name: ask(app, headers={"Host": name}) for name in (*good, *bad)}
     assert {name for name, answer in answers.items() if answer.status_code == 200} == set(good)
     for name in bad:
@@ -148,18 +148,15 @@ def test_what_another_site_makes_a_browser_send_is_refused(
 ) -> None:
     sent = {"Host": host, "Sec-Fetch-Site": site, "Origin": origin}
     headers = {name: value for name, value in sent.items() if value is not None}
-    app = RequestLimits(Access(Inside()))
+    app = RequestContext(Access(Inside()), Metrics())
     answer = ask(app, "/api/caption", method="POST", headers=headers)
     assert answer.status_code == (403 if refused else 200)
     assert not refused or answer.json()["type"] == "cross-site"
     assert ask(app, "/metrics", headers=headers).status_code == 200  # a link to the page
 
 
-def logged(inside: Any, *, metrics: Metrics, stream: Any = None, said: Any = None) -> RequestLimits:
-    say = (said if said is not None else []).append
-    return RequestLimits(
-        AccessLog(inside, metrics, stream, say), routes=[Route("/api/caption", inside)]
-    )
+def logged(inside: Any, metrics: Metrics, **options: Any) -> RequestContext:
+    return RequestContext(inside, metrics, routes=[Route("/api/caption", inside)], **options)
 
 
 def count(metrics: Metrics, status: int) -> bool:
@@ -183,7 +180,7 @@ def test_every_answer_has_the_security_headers(server: Server) -> None:
 
 def test_another_site_shows_the_page_in_a_frame_where_it_may() -> None:
     sites = ("https://huggingface.co", "http://localhost:3000", "https://*.hf.space:*")
-    headers = ask(RequestLimits(Inside(), frame_ancestors=sites)).headers
+    headers = ask(RequestContext(Inside(), Metrics(), frame_ancestors=sites)).headers
     policy = headers["content-security-policy"]
     assert policy.endswith(f"; frame-ancestors 'self' {' '.join(sites)}")
     assert "x-frame-options" not in headers
@@ -236,7 +233,7 @@ def test_every_failure_is_a_problem_document(
     status, kind = (503, "out-of-memory") if short else (500, "internal-error")
     metrics, said = Metrics(), []
     with caplog.at_level(logging.CRITICAL):
-        answer = ask(logged(inside, metrics=metrics, said=said), "/api/caption", method="POST")
+        answer = ask(logged(inside, metrics, say=said.append), "/api/caption", method="POST")
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["type"] == kind
@@ -254,7 +251,7 @@ async def unheard(_: Any) -> None:
 
 def test_a_client_that_left_while_it_sent_is_499() -> None:
     metrics = Metrics()
-    app = logged(Inside(ClientDisconnect()), metrics=metrics)
+    app = logged(Inside(ClientDisconnect()), metrics)
     scope = {"type": "http", "scheme": "http", "path": "/api/caption", "method": "POST"}
     run_async(app({**scope, "headers": []}, nobody, unheard))
     assert count(metrics, 499)
@@ -269,7 +266,7 @@ def test_the_log_has_milliseconds_and_bytes_of_the_whole_answer(tmp_path: Any) -
     metrics = Metrics()
     with (tmp_path / "log").open("w") as stream:
         inside = Inside(answer=StreamingResponse(parts()))
-        ask(logged(inside, metrics=metrics, stream=stream), "/api/caption")
+        ask(logged(inside, metrics, log=stream), "/api/caption")
     line = json.loads((tmp_path / "log").read_text())
     assert line["bytes"] == 5 and line["ms"] >= 50
     name = r'captioner_request_seconds_sum\{route="/api/caption"\} (\S+)'
@@ -280,9 +277,9 @@ def test_the_log_has_milliseconds_and_bytes_of_the_whole_answer(tmp_path: Any) -
 def test_a_full_disk_beneath_the_logs_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     full = open("/dev/full", "w")  # noqa: PTH123, SIM115 - that it cannot be flushed is the point
     monkeypatch.setattr("sys.stderr", full)
-    log = AccessLog(PlainTextResponse("fine"), Metrics(), full, _say)
+    app = RequestContext(PlainTextResponse("fine"), Metrics(), log=full, say=_say)
     try:
-        assert ask(RequestLimits(log)).status_code == 200
+        assert ask(app).status_code == 200
         _say("captioned a photo")
     finally:
         with contextlib.suppress(OSError):
