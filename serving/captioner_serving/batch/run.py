@@ -98,7 +98,7 @@ class BatchRun(Closing):
         _check_outputs(inputs, config, files, ray=ray)
         inputs.check()
         self._skipped_entries: Counter[str] = Counter()
-        photos = inputs.photos(self._skipped_entries, ignored=files.all if files else ())
+        photos = inputs.photos(self._skipped_entries)
         first = list(islice(photos, 1))
         # After an earlier run an empty folder is not an error: its photos may have been moved.
         if not first and (files is None or config.restart or not files.state.exists()):

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -115,35 +115,25 @@ class Inputs:
             raise DataError(there_is_no("file", Path(missing[0])))
 
     def without_folder(self) -> str | None:
-        """Return the first source that is an archive or URL, or None.
-
-        Its photos are not files in a folder.
-        """
+        """Return the first source whose photos are not files (an archive or URL), or None."""
         packed = (s for s in self.sources if is_url(s) or s.lower().endswith(ARCHIVES))
         return next(packed, None)
 
-    def photos(
-        self, skipped: Counter[str] | None = None, *, ignored: Iterable[str | os.PathLike[str]] = ()
-    ) -> Iterator[Photo]:
+    def photos(self, skipped: Counter[str] | None = None) -> Iterator[Photo]:
         """Yield the photos in a fixed order; a LostPhoto for an input that cannot be listed.
 
-        Args:
-            skipped: counts skipped entries by kind: files that are not images, links to folders,
-                photos in folders of thumbnails and deleted files, excluded photos.
-            ignored: files that are not counted, besides sidecars and backups of exiftool.
+        skipped: counts skipped entries by kind: files that are not images or sidecars, links to
+            folders, photos in folders of thumbnails and deleted files, excluded photos.
 
         Raises DataError: a list or table cannot be read, or a pattern has no matches.
         """
         skipped = Counter() if skipped is None else skipped
-        outputs = {os.path.realpath(path) for path in ignored}
-        for source in self.sources:
-            for photo in self._of_source(source, skipped, outputs):
+        streams = [(source, self._of_source(source, skipped)) for source in self.sources]
+        lists = (list_names(path, root=self.root) for path in self.lists)
+        for source, photos in (*streams, *(("-", self._of_names(names)) for names in lists)):
+            for photo in photos:
                 base = photo.name if source == "-" or _is_table(source) else source
                 if not self._skips(photo.name, base, skipped):
-                    yield photo
-        for path in self.lists:
-            for photo in self._of_names(list_names(path, root=self.root)):
-                if not self._skips(photo.name, photo.name, skipped):
                     yield photo
 
     def _skips(self, photo: str, source: str, skipped: Counter[str]) -> bool:
@@ -160,9 +150,7 @@ class Inputs:
                 return True
         return False
 
-    def _of_source(
-        self, source: str, skipped: Counter[str], outputs: Container[str]
-    ) -> Iterator[Photo]:
+    def _of_source(self, source: str, skipped: Counter[str]) -> Iterator[Photo]:
         """Yield the photos of one source, including those to skip by name."""
         if source == "-":
             yield from self._of_names(list_names("-", root=self.root))
@@ -172,15 +160,15 @@ class Inputs:
             names = table_names(source, self.column or "", root=self.root)
             yield from self._of_names(names)
         elif os.path.lexists(source) or not glob.has_magic(source):
-            yield from self._at(source, skipped, outputs)
+            yield from self._at(source, skipped)
         else:
             for path in _matches(source, skipped):
                 if os.path.islink(path) and os.path.isdir(path):
                     _count_link(path, skipped)
                 elif "**" not in source or not os.path.isdir(path):  # ** matches files in folders
-                    yield from self._at(path, skipped, outputs)
+                    yield from self._at(path, skipped)
 
-    def _at(self, path: str, skipped: Counter[str], outputs: Container[str]) -> Iterator[Photo]:
+    def _at(self, path: str, skipped: Counter[str]) -> Iterator[Photo]:
         """Yield the photos at a path."""
         if not os.path.isdir(path):
             if path.lower().endswith(ARCHIVES):
@@ -197,11 +185,7 @@ class Inputs:
                 suffix = os.path.splitext(name)[1].lower()
                 if suffix in IMAGE_SUFFIXES:
                     yield PhotoFile(name=file, file=file)
-                elif not (
-                    suffix in _SIDECARS
-                    or name.endswith("_original")
-                    or os.path.realpath(file) in outputs
-                ):
+                elif suffix not in _SIDECARS and not name.endswith("_original"):
                     skipped[suffix or "without suffix"] += 1
 
     def _of_names(self, names: Iterator[str | LostPhoto]) -> Iterator[Photo]:
