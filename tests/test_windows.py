@@ -20,7 +20,9 @@ SCRIPT = """
 import signal, socket, threading, time, urllib.request
 from PIL import Image
 from captioner.cli import main
+from captioner.shared.files import IS_WINDOWS
 
+assert IS_WINDOWS
 model = ("--checkpoint", MODEL, "--dtype", "float32", "--quiet")
 review = ("--min-score=-1e-9",)
 
@@ -61,25 +63,6 @@ assert main(["serve", "--port", str(port), "--checkpoint", MODEL]) == 0
 """
 
 
-def windows_environment(**more: str) -> dict[str, str]:
-    given = environment(PYTHONIOENCODING="cp1252", PYTHONWARNINGS="", **more)
-    given["PYTHONPATH"] = os.pathsep.join((str(ROOT / "tests/windows"), given["PYTHONPATH"]))
-    return given
-
-
-def test_the_precision_of_the_tests_holds_on_windows_too() -> None:
-    script = (
-        "import torch\nfrom captioner.shared import files\nfrom captioner.inference import device\n"
-        "print(device.find_dtype('auto', torch.device('cpu')), files.os.name)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=windows_environment(CAPTIONER_TESTS_PRECISION="bfloat16"),
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("torch.bfloat16 nt\n", "")
-
-
 @pytest.mark.slow
 def test_caption_batch_convert_and_serve_call_nothing_that_windows_lacks(
     tmp_path: Path, saved_tiny: Path
@@ -89,9 +72,11 @@ def test_caption_batch_convert_and_serve_call_nothing_that_windows_lacks(
     for number in range(2):
         draw(number).save(photos / f"图 {number}.jpg")
     (photos / "bad.jpg").write_bytes(b"no photo")
+    given = environment(PYTHONIOENCODING="cp1252", PYTHONWARNINGS="")
+    given["PYTHONPATH"] = os.pathsep.join((str(ROOT / "tests/windows"), given["PYTHONPATH"]))
     done = subprocess.run(
         [sys.executable, "-c", f"MODEL = {str(saved_tiny)!r}\n{SCRIPT}"],
-        cwd=tmp_path, env=windows_environment(), capture_output=True, encoding="cp1252",
+        cwd=tmp_path, env=given, capture_output=True, encoding="cp1252",
         timeout=300,
     )  # fmt: skip
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
