@@ -148,6 +148,7 @@ def test_what_cannot_work_is_refused(fields: dict[str, str], problem: str) -> No
     ("text", "problem"),
     [
         ("seed: [1", "invalid YAML: expected ',' or ']'"),
+        ("name: 2024", "name: should be a valid string (given: 2024)"),
         ("seed: 2024-99-99", "invalid YAML"),
         (f"seed: {'9' * 5000}", "invalid YAML"),
         (f"seed: {'[' * 500}", "invalid YAML"),

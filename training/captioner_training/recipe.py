@@ -366,7 +366,7 @@ def _sentence(error: Mapping[str, Any]) -> str:
         return f"{place}: there is no such field{near}"
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "should")
     value = error.get("input")
-    shown = f" (given: {value!r:.40})" if isinstance(value, str | list) else ""
+    shown = "" if isinstance(value, dict) else f" (given: {value!r:.40})"
     return f"{place}: {message}{shown}"
 
 
