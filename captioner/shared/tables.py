@@ -242,9 +242,9 @@ def read_json_rows(
         whole = json.loads(text)
         return list(enumerate(whole if isinstance(whole, list) else [whole], 1))
     except (ValueError, RecursionError) as error:
+        fault = error
         if text.lstrip()[:1] == "[":
-            number = getattr(error, "lineno", 1)
-            raise DataError(f"{name}: line {number} is not JSON ({error})") from error
+            report = None
     rows: list[tuple[int, Any]] = []
     for number, line in enumerate(text.split("\n"), 1):  # strings may contain other line ends
         try:
@@ -252,7 +252,9 @@ def read_json_rows(
                 rows.append((number, json.loads(line)))
         except (ValueError, RecursionError) as error:
             if report is None:
-                raise DataError(f"{name}: line {number} is not JSON ({error})") from error
+                # Without a line before it, this is no JSON Lines.
+                fault, number = (error, number) if rows else (fault, getattr(fault, "lineno", 1))
+                raise DataError(f"{name}: line {number} is not JSON ({fault})") from error
             report(number)
     return rows
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -83,14 +85,23 @@ def test_too_many_cells_elsewhere_are_named(tmp_path: Path, problems: Problems) 
     assert "row with too many cells: 1 (line 2 has 4 cells for 3 columns)" in problems.report()
 
 
-def test_a_table_in_windows_1252_with_semicolons(tmp_path: Path, problems: Problems) -> None:
-    table = "sep=;\nNr;Datei;Titel\n1;Brücken/17.jpg;ein großer Hund\n2;18.jpg;nein, nein\n"
-    columns = {"image": "Datei", "captions": ("Titel",)}
-    assert read(tmp_path, table.encode("cp1252"), problems, **columns) == {
-        "Brücken/17.jpg": ("ein großer Hund",), "18.jpg": ("nein, nein",),
+def test_the_header_is_the_row_of_the_named_columns(tmp_path: Path, problems: Problems) -> None:
+    """An export of a museum: lines above the header, Windows-1252, and columns in German."""
+    rows = [
+        ["Sammlung Altstadt; Export", "März", "2026", ""],
+        ["Nr", "Detail", "Datei", "Rechte", "Titel", "Beschreibung", "Vermerk"],
+        ["0", "", "Brücken/17.jpg", "Alle Rechte", "Bild 0", "ein großer Hund", ""],
+        ["1", "18.jpg", "Plätze/18.jpg", "Alle Rechte", "Bild 1", "zwei Kinder", "nein, nein"],
+    ]
+    csv.writer(text := io.StringIO(), delimiter=";").writerows(rows)
+    content = f"sep=;\n{text.getvalue()}".encode("cp1252")
+    columns = {"image": "Datei", "captions": ("Beschreibung",)}
+    assert read(tmp_path, content, problems, **columns) == {
+        "Brücken/17.jpg": ("ein großer Hund",), "Plätze/18.jpg": ("zwei Kinder",),
     }  # fmt: skip
-    (note,) = problems.notes()
-    assert "read as Windows-1252" in note and "t.csv" in note
+    encoding, above = problems.notes()
+    assert "read as Windows-1252" in encoding and "t.csv" in encoding
+    assert above == "lines above the header, skipped: 1"
 
 
 @pytest.mark.parametrize(
@@ -136,15 +147,22 @@ def test_a_column_of_splits_is_found_by_its_name(
 
 
 def test_workbooks(tmp_path: Path, problems: Problems) -> None:
-    """Numbers as names of photos, sheets that other programs wrote, and damaged ones."""
+    """Title lines, numbers as names of photos, and sheets that other programs wrote."""
     from openpyxl import Workbook
 
     book = Workbook()
-    for row in (["id", "Text 1", "Text 2"], [17, "a dog", "runs"], ["b.jpg"]):
+    for row in (["Sammlung", "Export"], [], ["id", "Text 1", "Text 2"], [17, "a dog", "runs"]):
+        book.active.append(row)
+    book.save(tmp_path / "numbers.xlsx")
+    columns = Columns(image="id", captions=("Text 1", "Text 2"))
+    (image,) = read_caption_file(tmp_path / "numbers.xlsx", columns, problems)
+    assert (image.file_name, image.captions, image.row()) == ("17", ("a dog", "runs"), "row 4")
+    book = Workbook()
+    for row in (["image", "caption"], ["a.jpg", "a dog runs"], ["b.jpg"]):
         book.active.append(row)
     book.save(tmp_path / "whole.xlsx")
     parts: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
-        "narrow.xlsx": ("sheet1.xml", lambda content: content.replace(b'"A1:C3"', b'"A1"')),
+        "narrow.xlsx": ("sheet1.xml", lambda content: content.replace(b'"A1:B3"', b'"A1"')),
         "cut.xlsx": ("sheet1.xml", lambda content: content[:-90]),
         "cut-too.xlsx": ("workbook.xml", lambda content: content[:-90]),
     }
@@ -153,16 +171,14 @@ def test_workbooks(tmp_path: Path, problems: Problems) -> None:
             for member in whole.namelist():
                 content = whole.read(member)
                 other.writestr(member, change(content) if member.endswith(part) else content)
-    columns = Columns(image="id", captions=("Text 1", "Text 2"))
     for name in ("whole.xlsx", "narrow.xlsx"):  # the sheet is called one cell wide, and is not
-        images = read_caption_file(tmp_path / name, columns, problems)
-        assert [(image.file_name, image.captions, image.row()) for image in images] == [
-            ("17", ("a dog", "runs"), "row 2"), ("b.jpg", ("", ""), "row 3"),
-        ]  # fmt: skip
+        images = read_caption_file(tmp_path / name, Columns(), problems)
+        assert [image.captions for image in images] == [("a dog runs",), ("",)]
     (tmp_path / "text.xlsx").write_text("no workbook")
-    for name in ("cut.xlsx", "cut-too.xlsx", "text.xlsx"):
+    (tmp_path / "old.xls").write_bytes(b"\xd0\xcf\x11\xe0")
+    for name in ("cut.xlsx", "cut-too.xlsx", "text.xlsx", "old.xls"):
         with pytest.raises(DataError, match=f"{name} cannot be read .* export it as CSV"):
-            read_caption_file(tmp_path / name, columns, problems)
+            read_caption_file(tmp_path / name, Columns(), problems)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +211,8 @@ def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problem
     }
     assert "line 1 is not JSON; line 5 is not a JSON object" in problems.report()
     one = '{"file_name": "1.jpg", "text": "a"}\n'
-    assert read(tmp_path, one, problems, "one.jsonl") == {"1.jpg": ("a",)}
+    for name in ("one.jsonl", "one.json"):
+        assert read(tmp_path, one, problems, name) == {"1.jpg": ("a",)}
 
 
 @pytest.mark.parametrize(
@@ -229,14 +246,20 @@ def test_formats_that_published_data_sets_have(
     [
         ('{"images": [{"filename": "1.jpg"}]}', "not in COCO's or Karpathy's format: .*sentences"),
         ('{"images": [1], "annotations": []}', "images is not a list of objects"),
+        ('{"images": [{"file_name": "1.jpg"}], "annotations": []}', "there is no 'id'"),
         ('{"1.jpg": {"caption": "a dog", "tags": "dog"}}', "no list of objects such as {.image"),
+        ("7", "not in COCO's or Karpathy's format, and has no list of objects"),
         ("[]", "no JSON objects that name photos and captions"),
         (
             '{"images": [{"filename": "1.jpg", "sentences": [], "split": 1}]}',
             "1.jpg has .* split 1;",
         ),
+        (
+            '{"images": [{"filename": "1.jpg", "sentences": [], "cocoid": [7]}]}',
+            r"has the id \[7\] ",
+        ),
         ("[" * 100_000, "line 1 is not JSON"),  # deeper than Python can read
-        ('{"images": [\n{"id": 1}\n{"id": 2}\n]\n}', "line 1 is not JSON"),
+        ('{"images": [\n{"id": 1}\n{"id": 2}\n]\n}', "line 3 is not JSON"),
     ],
 )
 def test_json_of_another_format_is_named(

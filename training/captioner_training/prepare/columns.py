@@ -40,6 +40,12 @@ class Columns:
         """Return the columns that are given by name."""
         return [name for name in (self.image, *self.captions, self.split) if name]
 
+    def are_in(self, names: Sequence[str]) -> bool:
+        """Whether a row has the given columns, or a usual name of photos or captions if none is."""
+        if named := self.named():
+            return {*named} <= {*names}
+        return bool(_first(_IMAGE, names) or _captions(names))
+
     def find(self, names: Sequence[str], rows: Iterable[Mapping[str, Any]], path: Path) -> Columns:
         """Return the columns to read, with those that were not given filled in.
 

@@ -45,6 +45,7 @@ Rows = Iterable[tuple[str, Mapping[str, Any]]]
 _PARQUET = (".parquet", ".pq")
 _NUMBERED = re.compile(r"(.+)#\d+")  # 1000092795.jpg#0, as in Flickr8k.token.txt
 _BATCH = 256  # rows of Parquet in memory at once
+_TOP = 10  # rows that may be the header
 
 
 def list_tables(
@@ -122,7 +123,7 @@ def _read_sheet(path: Path, columns: Columns, problems: Problems) -> list[Source
     sheet = read_sheet(path, name=str(path))
     if not sheet.rows:
         raise DataError(f"{path} is empty")
-    header, body = _header(sheet.rows, columns, path)
+    header, body = _header(sheet.rows, columns, path, problems)
     width = len(header)
     named = [dict(zip(header, sheet.fit(row.cells, width), strict=True)) for row in body]
     columns = columns.find([name for name in header if name], named, path)
@@ -139,18 +140,23 @@ def _read_sheet(path: Path, columns: Columns, problems: Problems) -> list[Source
     return _group(columns, rows, problems)
 
 
-def _header(rows: Sequence[Row], columns: Columns, path: Path) -> tuple[list[str], Sequence[Row]]:
-    """Return the names of the columns, and the rows below them.
+def _header(
+    rows: Sequence[Row], columns: Columns, path: Path, problems: Problems
+) -> tuple[list[str], Sequence[Row]]:
+    """Return the names of the columns, and the rows below them. Title lines above are skipped.
 
     Files whose lines begin with NAME#NUMBER, as in Flickr8k.token.txt, have no header.
     """
     if not columns.named() and all(_NUMBERED.fullmatch(row.cells[0].strip()) for row in rows):
         body = [Row(row.number, [row.cells[0].rpartition("#")[0], *row.cells[1:]]) for row in rows]
         return ["image", "caption"], body
-    header = unique_names(rows[0].cells)
+    heads = (at for at, row in enumerate(rows[:_TOP]) if columns.are_in(unique_names(row.cells)))
+    if top := next(heads, 0):
+        problems.note(f"lines above the header, skipped: {top}")
+    header = unique_names(rows[top].cells)
     if any(map(image_suffix, header)):
         raise DataError(f"{path} has no header: add a first line, such as image,caption")
-    return header, rows[1:]
+    return header, rows[top + 1 :]
 
 
 def _group(columns: Columns, rows: Rows, problems: Problems) -> list[SourceImage]:
@@ -201,7 +207,7 @@ def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> l
             return coco_images(content, problems, name=str(path))
         if isinstance(images := content.get("images"), list):
             return _karpathy_images(images, path)
-        if not is_json:
+        if not is_json or columns.are_in([*content]):  # a list of one object
             content = [content]
     if not isinstance(content, list):
         raise DataError(
