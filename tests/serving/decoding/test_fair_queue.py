@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -14,20 +12,6 @@ from hypothesis import strategies as st
 from captioner_serving.decoding import fair_queue
 from captioner_serving.decoding.fair_queue import Budget, FairQueue, FairThreads
 from tests.properties import FEW
-
-
-@pytest.fixture(autouse=True)
-def deadline() -> Iterator[None]:
-    """Fail a test that blocks, and again while it leaves a pool that blocks."""
-
-    def fail(*_: object) -> None:
-        raise TimeoutError("the queue blocks")
-
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.setitimer(signal.ITIMER_REAL, 60, 1)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def put_all(queue: FairQueue[str], **clients: int) -> None:
