@@ -148,13 +148,10 @@ def _check(arguments: argparse.Namespace) -> None:
 def plan_pictures(
     patterns: Mapping[str, str], photos: Sequence[str], *, inputs: Iterable[str | os.PathLike[str]]
 ) -> list[dict[str, str]]:
-    """Return each photo's picture files by option; call it before any picture is drawn.
+    """Return each photo's picture files by option, before any picture is drawn.
 
-    Args:
-        patterns: the file of each option (such as "--sheet"), as typed. `{name}` is
-            the photo's name without folder and suffix, `{number}` its position from 1.
-        photos: paths and addresses, as typed.
-        inputs: other files that the command reads.
+    Patterns are as typed: `{name}` is the photo's name without folder and suffix, `{number}` its
+    position from 1. `inputs` are other files that the command reads.
 
     Raises ConfigError: unknown suffix or field, or a picture would overwrite an input or another
     picture of the command. Other existing files are overwritten.

@@ -57,10 +57,7 @@ def roll_out(
 
 
 def score_sentences(sentences: Sentences, *, length_penalty: float) -> Sentences:
-    """Add "length" and "score" to the result of `roll_out`.
-
-    The score is the summed log-probability / length^length_penalty, where both include <end>.
-    """
+    """Add "length" and "score" (see Hypothesis) to the result of `roll_out`."""
     is_end = sentences["tokens"] == END
     length = is_end.int().argmax(dim=-1)
     totals = sentences["log_probabilities"].cumsum(dim=-1).gather(-1, length.unsqueeze(-1))
@@ -77,8 +74,7 @@ class Sampler:
     temperature: below 1 sharpens the distribution, above 1 flattens it.
     top_k, top_p: see `filter_top`.
     generator: a generator on the decoder's device; None: torch's default.
-    shared: use the same random numbers for every image, so that the samples of an image do not
-        depend on the batch.
+    shared: the same random numbers for every image, so that samples do not depend on the batch.
     """
 
     temperature: float
@@ -117,13 +113,8 @@ def draw(
 ) -> Tensor:
     """Sample a word for each row of probabilities (..., words), by inverting their cumulative sum.
 
-    torch.multinomial draws one random number per word, which is slow on a CPU.
-
-    Args:
-        probabilities: float32 or float64. They need not sum to 1. Words of probability 0 are never
-            drawn, unless all are 0.
-        generator: a generator on the same device; None: torch's default.
-        shared: use the same random numbers along the first dimension.
+    Probabilities are float32 or float64 and need not sum to 1. Words of probability 0 are never
+    drawn, unless all are 0. (torch.multinomial draws a number per word, which is slow on a CPU.)
     """
     sums = probabilities.cumsum(dim=-1)
     total = sums[..., -1:]

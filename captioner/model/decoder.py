@@ -153,9 +153,9 @@ class WordDecoder(Decoder):
 
 
 class Recurrence(NamedTuple):
-    """The result of reading a word of K hypotheses of B images.
+    """What scores the next word of K hypotheses of B images, besides the last word.
 
-    hidden: (B, K, n), the hidden state that scores the next word.
+    hidden: (B, K, n).
     weights: (B, K, H, L), the attention.
     context: (B, K, V); None if it does not score the next word itself.
     gate: (B, K); None if the decoder has no gate.

@@ -178,18 +178,6 @@ def test_initial_scores_of_words_have_the_variance_of_the_output(kind: str) -> N
 
 
 @every_variant
-def test_attention_depends_on_earlier_words_except_for_none(variant: dict[str, Any]) -> None:
-    decoder = made(variant)
-    state = decoder.start(torch.randn(1, 9, 6)).expand(2)
-    output = decoder.step(torch.tensor([[3, 8]]), state)
-    attention = decoder.step(torch.tensor([[5, 5]]), output.state).attention[0]
-    if variant.get("score") == "none":
-        torch.testing.assert_close(attention, torch.full((2, 9), 1 / 9))
-    else:
-        assert (attention[0] - attention[1]).abs().max() > 1e-5
-
-
-@every_variant
 def test_every_parameter_has_a_gradient(variant: dict[str, Any]) -> None:
     decoder = made({**variant, "dropout": 0.5}).train()
     output = decoder(torch.randn(2, 9, 6), torch.randint(0, 11, (2, 3, 5)))
