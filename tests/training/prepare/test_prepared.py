@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import shlex
 import signal
 import subprocess
 import tarfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -238,7 +240,8 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_files(
     run_captioner: Run, scenes: Path, tmp_path: Path
 ) -> None:
     to = tmp_path / "to"
-    result = run_captioner(*command(scenes, to), file_size=60_000)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (60_000, 60_000))
+    result = run_captioner(*command(scenes, to), preexec_fn=limit)
     assert result.returncode == 1, result.stderr
     assert "train-00000.tar cannot be written: File too large" in result.stderr
     assert "Traceback" not in result.stderr and not to.exists()

@@ -320,7 +320,7 @@ def test_parquet_holds_names_bytes_or_both(bare: Path, tmp_path: Path) -> None:
         assert [read_location(image.location) for image in data.images] == contents
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no table PAR1")
     for name, reason in ("bad.parquet", "cannot be read as Parquet"), ("none.parquet", "no file"):
-        with pytest.raises(DataError, match=f"{reason}.*|{name}.*{reason}"):
+        with pytest.raises(DataError, match=reason):
             read("parquet", tmp_path / name)
 
 

@@ -107,9 +107,10 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
     _check_outputs(arguments)
     if arguments.official:
         check_java()
+    load = partial(Captioner.from_pretrained, device=arguments.device, dtype=arguments.dtype)
     source: Captioner | Predictions
     if arguments.score is None:
-        source = _load(arguments, arguments.checkpoint)
+        source = load(arguments.checkpoint)
         images = _read_images(arguments, source.vocabulary.tokenize)
     else:
         images = _read_images(arguments, tokenize)
@@ -120,7 +121,7 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
         for problem in source.problems:
             print(f"captioner: {printable(problem)}", file=sys.stderr)
     report = _describe_data(arguments, images)
-    others = [_load_other(arguments, name, source, report) for name in arguments.compare]
+    others = [_load_other(load, name, source, report) for name in arguments.compare]
     boxes, *boxes_of_others = (_read_boxes(arguments, model, images) for model in (source, *others))
 
     evaluation = measure(source, images, arguments, report=dict(report), boxes=boxes)
@@ -190,7 +191,10 @@ def measure(
         texts, known = ([image.captions for image in part] for part in (captions.images, images))
         official = partial(official_scores, texts, captions.texts, corpus=known)
         add_measure(report, "pycocoevalcap", official)
-    objects = None if boxes is None else [_categories(boxes, image) for image in captions.images]
+    objects = None
+    if boxes is not None:
+        places = [boxes.get(image.id, ()) for image in captions.images]
+        objects = [{boxed.category for boxed in found} for found in places]
     report["captions"] = {
         **describe_captions(captions.words),
         "hallucination": hallucination(references, captions.words, objects=objects),
@@ -204,10 +208,6 @@ def measure(
         captioned=captions.captioned,
         transform=source.transform if isinstance(source, Captioner) else None,
     )
-
-
-def _categories(boxes: Boxes, image: CaptionedImage) -> set[str]:
-    return {boxed.category for boxed in boxes.get(image.id, ())}
 
 
 def _rows(captions: _Captions, tables: Mapping[str, Table]) -> list[dict[str, Any]]:
@@ -346,19 +346,15 @@ def _is_report(name: str) -> bool:
     return name.endswith(".json")
 
 
-def _load(arguments: argparse.Namespace, checkpoint: str | None) -> Captioner:
-    return Captioner.from_pretrained(checkpoint, device=arguments.device, dtype=arguments.dtype)
-
-
 def _load_other(
-    arguments: argparse.Namespace, name: str, source: Captioner | Predictions, report: Report
+    load: Callable[[str], Captioner], name: str, source: Captioner | Predictions, report: Report
 ) -> Captioner | Report:
     """Load a model or a report to compare with, and check that both are comparable."""
     if _is_report(name):
         other = read_report(expanded(name))
         _check_comparable(report, other)
         return other
-    captioner = _load(arguments, name)
+    captioner = load(name)
     if isinstance(source, Captioner) and _tokens(captioner) != _tokens(source):
         raise DataError(
             f"{source.name} and {captioner.name} cannot be compared: they split captions into "

@@ -181,12 +181,9 @@ def _plans(images: Sequence[SourceImage], options: Options) -> Iterator[Plan]:
     for split in sorted(splits, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
         members = splits[split]
         for number, first in enumerate(range(0, len(members), SHARD_IMAGES)):
+            part = members[first : first + SHARD_IMAGES]
             yield Plan(
-                split=split,
-                number=number,
-                first=first,
-                images=members[first : first + SHARD_IMAGES],
-                image_format=options.image,
+                split=split, number=number, first=first, images=part, image_format=options.image
             )
 
 

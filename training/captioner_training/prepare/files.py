@@ -113,12 +113,7 @@ def read_location(location: Location) -> bytes:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
-    """Open a file as pyarrow's ParquetFile.
-
-    Raises:
-        DataError: the file is missing or cannot be read.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """Open a file as pyarrow's ParquetFile. Raises DataError; MissingExtraError without pyarrow."""
     try:
         import pyarrow
         from pyarrow import parquet

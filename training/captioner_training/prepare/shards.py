@@ -132,11 +132,6 @@ class Plan:
         """The name of the tar file."""
         return f"{self.split}-{self.number:05d}.tar"
 
-    @property
-    def record(self) -> str:
-        """The name of the file with its Record."""
-        return f"{self.file}.json"
-
     def fingerprint(self) -> str:
         """Return a hash of everything that decides the bytes of the shard."""
         images = [image.identity() for image in self.images]
@@ -191,7 +186,7 @@ def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) ->
         rows=tuple(rows),
         corrupt=corrupt,
     )
-    with replace_file(folder / plan.record) as file:  # last: it marks the shard as finished
+    with replace_file(folder / f"{plan.file}.json") as file:  # last: it marks the shard as finished
         file.write(TypeAdapter(Record).dump_json(record))
 
 
@@ -219,7 +214,7 @@ def _annotation(row: IndexRow, split: str) -> bytes:
 
 def read_shard_record(folder: Path, plan: Plan) -> Record:
     """Read the record of a shard. Raises OutputError: it is missing or damaged."""
-    path = folder / plan.record
+    path = folder / f"{plan.file}.json"
     try:
         return TypeAdapter(Record).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

@@ -81,25 +81,17 @@ def read_tables(
     """Read tables below the folder `top`, each with the split that the command line gives it."""
     images: list[SourceImage] = []
     for given, path in tables:
-        split = given or split_of_file(path, top)
+        of_file = split_of_file(path, top) or ""
         prefix = Path(os.path.relpath(path, top)).with_suffix("").as_posix()
         for image in read_caption_file(path, columns, problems, prefix=prefix):
-            if split and (given or not image.split):
-                image = image._replace(split=split)
-            images.append(image)
+            images.append(image._replace(split=given or image.split or of_file))
     return images
 
 
 def read_caption_file(
     path: Path, columns: Columns, problems: Problems, *, prefix: str = ""
 ) -> list[SourceImage]:
-    """Read a file of captions of any format.
-
-    Args:
-        path: the file to read.
-        columns: the columns to read, if the file is a table.
-        problems: receives rows that cannot be used.
-        prefix: folder to put before the names of photos stored in Parquet; "": the file's stem.
+    """Read a file of captions of any format. `prefix` is put before names of photos in Parquet.
 
     Raises:
         ConfigError: a given column is missing, or no column has photos or captions.
@@ -108,7 +100,7 @@ def read_caption_file(
     """
     suffix = path.suffix.lower()
     if suffix in _PARQUET:
-        return _read_parquet(path, columns, problems, prefix or path.stem)
+        return _read_parquet(path, columns, problems, prefix)
     if suffix not in WORKBOOKS:
         text = read_text(path, problems, name=str(path))
         if suffix in JSON_TABLES:
@@ -283,11 +275,7 @@ def _with_known_types(images: list[SourceImage], name: str) -> list[SourceImage]
 def _read_parquet(
     path: Path, columns: Columns, problems: Problems, prefix: str
 ) -> list[SourceImage]:
-    """Read a Parquet file.
-
-    Tables from Hugging Face contain the photos themselves, as {bytes, path}. They are not kept in
-    memory: a Location stores where each photo can be read again.
-    """
+    """Read a Parquet file. Photos inside, {bytes, path}, are not kept in memory, but located."""
     with open_parquet(path) as file:
         names = file.schema_arrow.names
         first = next(file.iter_batches(batch_size=_BATCH), None)
