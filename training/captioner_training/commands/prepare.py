@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from captioner.shared.paths import expanded
 from captioner_training.prepare.columns import Columns
-from captioner_training.prepare.sources import read_source
 
 if TYPE_CHECKING:
     from captioner_training.data.manifest import Manifest
@@ -181,6 +180,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest:
     from captioner_training.prepare.assembly import assemble, claim_folder
+    from captioner_training.prepare.sources import read_source
     from captioner_training.prepare.splits import Fractions
 
     shares = {name: getattr(arguments, name) for name in ("val", "test")}
