@@ -45,7 +45,7 @@ _JPEG_END = b"\xff\xd9"
 _JPEG_KEPT = (b"JFIF", b"ICC_PROFILE\0", b"Adobe")  # the application segments that are kept
 
 _PNG_CHUNKS = 100_000  # encoders write at least 8 kB per chunk
-_PNG_KEPT = (b"tRNS", b"eXIf", b"gAMA", b"sRGB")
+_PNG_KEPT = (b"tRNS", b"gAMA", b"sRGB")
 _PNG_PROFILE = 1 << 24  # bytes of a colour profile; the largest in use have 3 MB
 
 _GIF_BLOCKS = 10_000  # for each block of a comment Pillow copies all earlier ones
@@ -186,6 +186,10 @@ def _unsupported(name: str, what: str) -> errors.ImageFormatError:
     )
 
 
+def _too_many(name: str, parts: str) -> errors.ImageTooLargeError:
+    return errors.ImageTooLargeError(f"{name} has more than {parts}: export it again")
+
+
 # --- JPEG -----------------------------------------------------------------------------------------
 
 
@@ -203,9 +207,7 @@ def _read_jpeg(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
     pieces, info = [data[:2]], dict[str, Any]()
     for number, (marker, begin, end) in enumerate(segments(data)):
         if number == _JPEG_SEGMENTS:
-            raise errors.ImageTooLargeError(
-                f"{name} has more than {_JPEG_SEGMENTS:,} metadata entries: export it again"
-            )
+            raise _too_many(name, f"{_JPEG_SEGMENTS:,} metadata entries")
         if marker == START_OF_SCAN:
             _check_scans(data, name)
             pieces.append(data[begin - 4 :])
@@ -224,9 +226,7 @@ def _check_scans(data: bytes, name: str) -> None:
         return
     markers = [marker for marker, _, _ in islice(segments(data), _JPEG_SEGMENTS + 1)]
     if markers.count(START_OF_SCAN) > MAX_SCANS or len(markers) > _JPEG_SEGMENTS:
-        raise errors.ImageTooLargeError(
-            f"{name} has its pixels in more than {MAX_SCANS} scans: export it again"
-        )
+        raise _too_many(name, f"{MAX_SCANS} scans")
 
 
 def with_end(data: bytes) -> bytes | None:
@@ -267,9 +267,7 @@ def _read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
         length, kind = struct.unpack_from(">I4s", data, place)
         start, place = place, place + 12 + length
         if (number := number + 1) > _PNG_CHUNKS:
-            raise errors.ImageTooLargeError(
-                f"{name} has more than {_PNG_CHUNKS:,} chunks: export it again"
-            )
+            raise _too_many(name, f"{_PNG_CHUNKS:,} chunks")
         is_sound = zlib.crc32(view[start + 4 : place - 4]).to_bytes(4) == data[place - 4 : place]
         if kind == b"IDAT" and not is_sound and place <= len(data):
             raise errors.ImageTruncatedError(
@@ -279,6 +277,8 @@ def _read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
             pieces.append(view[start:place])
         elif kind == b"cICP" and is_sound and length == 4:
             info["cicp"] = data[start + 8], data[start + 9]
+        elif kind == b"eXIf" and is_sound:
+            info.setdefault("exif", data[start + 8 : place - 4])
         elif kind == b"iCCP" and is_sound:
             info["icc_profile"] = _profile(data[start + 8 : place - 4])
         if kind == b"IEND":
@@ -305,14 +305,12 @@ class _ReadOnce:
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.seek, self.tell, self._read, self._name = file.seek, file.tell, file.read, name
-        self._left = file.seek(0, io.SEEK_END)
+        self._left = self._size = file.seek(0, io.SEEK_END)
 
     def read(self, count: int) -> bytes:
         self._left -= count
         if self._left < 0:
-            raise errors.ImageTooLargeError(
-                f"{self._name} lists more bytes of metadata than the file has: export it again"
-            )
+            raise _too_many(self._name, f"{self._size:,} bytes of metadata, its own size")
         return self._read(count)
 
 

@@ -58,7 +58,7 @@ def test_heic_and_avif_of_other_brands() -> None:
 
 def test_a_jpeg_that_repeats_its_last_scan_is_refused() -> None:
     data = jpeg(400_000 // 1000, 1000)
-    with pytest.raises(ImageTooLargeError, match=rf"in more than {MAX_SCANS} scans"):
+    with pytest.raises(ImageTooLargeError, match=rf"more than {MAX_SCANS} scans"):
         open_image(data)
     # As decoders count: what progressive files have by themselves, and a little more, is read.
     assert open_image(jpeg(MAX_SCANS - 20)).size == (64, 64)
@@ -141,8 +141,9 @@ def test_orientation_is_that_of_pillow() -> None:
         for kind, value in ((3, "HH"), (4, "I")):
             entry = struct.pack(f"{order}HHI{value}", 274, kind, 1, *(6, 0)[: len(value)])
             block = head + struct.pack(f"{order}IH", 8, 1) + entry + bytes(4)
-            for data in (bombs.jpeg(block=block), bombs.png(data=block)):
-                assert open_image(data).size == (48, 64)
+            for data in (block, b"Exif\0\0" + block):
+                assert open_image(bombs.png(data=data)).size == (48, 64)
+            assert open_image(bombs.jpeg(block=block)).size == (48, 64)
     assert open_image(bombs.jpeg(block=b"II*\0" + bytes(3))).size == (64, 48)
 
 
