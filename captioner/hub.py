@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -88,6 +89,7 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
         reached and the model is not in the cache.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub.utils.tqdm import tqdm
 
     repository, _, revision = name.partition("@")
     options: dict[str, Any] = {"revision": revision or None}
@@ -101,6 +103,10 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
         if isinstance(error, refused) or _status([error]) == 401:
             raise _explain_download(name, error) from error
         options["local_files_only"] = True
+    # A progress bar on a terminal only.
+    options["tqdm_class"] = type(
+        "Bar", (tqdm,), {"__init__": partialmethod(tqdm.__init__, disable=None)}
+    )
     try:
         return Path(snapshot_download(repository, allow_patterns=[*patterns], **options))
     except Exception as error:

@@ -13,6 +13,8 @@ from PIL import Image
 _HEAD = 1 << 16  # bytes of the file that are searched
 _WHITE = 203.0  # nits of the reference white (ITU-R BT.2408)
 _PQ, _HLG = 16, 18
+TRANSFERS = (1, 6, 13, _PQ, _HLG)
+"""The transfer functions that are known; 1 and 6 are taken for sRGB's, 13."""
 PRIMARIES = {  # x and y of red, green and blue; their white is D65
     1: (0.64, 0.33, 0.30, 0.60, 0.15, 0.06),  # sRGB
     9: (0.708, 0.292, 0.170, 0.797, 0.131, 0.046),  # BT.2020

@@ -26,7 +26,7 @@ from PIL.TiffImagePlugin import COMPRESSION_INFO, ImageFileDirectory_v2, TiffIma
 from PIL.WebPImagePlugin import WebPImageFile
 
 from captioner import errors
-from captioner.photos.cicp import read_nclx
+from captioner.photos.cicp import TRANSFERS, read_nclx
 
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp",
@@ -275,7 +275,7 @@ def _read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
             )
         if kind[:1].isupper() or (kind in _PNG_KEPT and is_sound):
             pieces.append(view[start:place])
-        elif kind == b"cICP" and is_sound and length == 4:
+        elif kind == b"cICP" and is_sound and length == 4 and data[start + 9] in TRANSFERS:
             info["cicp"] = data[start + 8], data[start + 9]
         elif kind == b"eXIf" and is_sound:
             info.setdefault("exif", data[start + 8 : place - 4])
