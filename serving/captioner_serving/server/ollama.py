@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from captioner import __version__
@@ -50,6 +50,11 @@ def _check_format(value: object) -> object:
     raise PydanticCustomError("format", "it should be 'json' or a JSON schema")
 
 
+_Photos = Annotated[
+    tuple[Photo, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+]
+
+
 class _Fields(BaseModel):
     model: str | None = None
     stream: bool = True
@@ -58,13 +63,13 @@ class _Fields(BaseModel):
 
 class _GenerateFields(_Fields):
     prompt: Text = ""
-    images: tuple[Photo, ...] = ()
+    images: _Photos = ()
 
 
 class _Message(BaseModel):
     role: str = "user"
     content: Text = ""
-    images: tuple[Photo, ...] = ()
+    images: _Photos = ()
 
 
 class _ChatFields(_Fields):
@@ -73,6 +78,7 @@ class _ChatFields(_Fields):
 
 class _ShowFields(BaseModel):
     model: str | None = None
+    name: str | None = None  # of older clients
 
 
 @router.post("/api/generate")
@@ -138,7 +144,7 @@ async def tags(request: Request) -> dict[str, Any]:
 async def show(request: Request) -> dict[str, Any]:
     """Describe a model; clients check for "vision" in its capabilities."""
     fields = await read_fields(request, _ShowFields)
-    model_of(request, fields.model)
+    model_of(request, fields.model or fields.name)
     return {
         "details": _DETAILS, "model_info": {"general.architecture": "captioner"},
         "capabilities": ["completion", "vision"], "modified_at": _STARTED,

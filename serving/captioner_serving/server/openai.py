@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from captioner_serving.server.chat import (
     Photo,
@@ -31,8 +32,11 @@ _STARTED = int(time.time())
 
 
 def _to_parts(value: object) -> object:
-    """Convert a text to a list of parts."""
-    return [{"text": value}] if isinstance(value, str) else value
+    """Convert a text or one part to a list of parts."""
+    value = [value] if isinstance(value, str | dict) else value
+    if isinstance(value, list):
+        return [{"text": part} if isinstance(part, str) else part for part in value]
+    raise PydanticCustomError("parts", "it should be a text or a list of parts")
 
 
 class _Part(BaseModel):

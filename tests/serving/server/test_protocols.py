@@ -138,7 +138,8 @@ def test_both_list_the_models(
     assert [model.name for model in by_ollama.ps().models] == names
     shown = by_ollama.show("plain")
     assert shown.capabilities is not None and "vision" in shown.capabilities
-    assert api.post("/api/show", json={"model": "llava"}).status_code == 404
+    for key in ("model", "name"):  # older clients send "name"
+        assert api.post("/api/show", json={key: "llava"}).status_code == 404
     assert [model.id for model in by_openai.models.list()] == ["tiny", "plain", KEYWORDS]
     assert by_openai.models.retrieve(KEYWORDS).id == KEYWORDS
     assert by_openai.models.retrieve("plain").id == "plain"
@@ -247,9 +248,10 @@ WAYS = {
 def test_base64_is_read_as_others_write_it(api: httpx.Client, sentence: str, coded: str) -> None:
     photo = {"type": "image_url", "image_url": {"url": coded, "detail": None}, "text": None}
     bodies: list[tuple[str, dict[str, Any]]] = [
-        ("/api/generate", {"images": [coded], "model": None, "format": None, "prompt": None}),
-        ("/api/chat", {"messages": [{"content": None, "images": [coded]}]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [photo]}]}),
+        ("/api/generate", {"images": coded, "model": None, "format": None, "prompt": None}),
+        ("/api/chat", {"messages": [{"content": None, "images": coded}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": photo}]}),
+        ("/v1/chat/completions", {"messages": [{"content": ["hi", photo]}]}),
     ]
     for path, body in bodies:
         assert text_of(api.post(path, json=body)) == sentence
@@ -261,7 +263,7 @@ MALFORMED: list[tuple[str, Any, str]] = [
     ("/api/chat", b"", "not valid JSON"),
     ("/v1/chat/completions", b"[1]", "must be a JSON object"),
     ("/api/chat", {"stream": "perhaps", "messages": []}, "stream is 'perhaps'"),
-    ("/v1/chat/completions", {"messages": [{"content": 7}]}, "messages.0.content is '7'"),
+    ("/v1/chat/completions", {"messages": [{"content": 7}]}, "a text or a list of parts"),
     ("/v1/chat/completions", {"messages": [[]]}, "messages.0 is a list: it should be an obj"),
     ("/v1/chat/completions", {}, "messages is missing"),
     ("/api/generate", {"format": "xml"}, "format is 'xml'"),
