@@ -193,11 +193,7 @@ def make_consensus(*, grid_dim: int = 576, words: int = 14) -> Consensus:
 
 
 def make_trust(
-    *,
-    grid_dim: int = 576,
-    words: int = 14,
-    weights: str = "",
-    consensus: Consensus | None = None,
+    *, grid_dim: int = 576, words: int = 14, weights: str = "", consensus: Consensus | None = None
 ) -> Trust:
     """Make a trust for a checkpoint in which all words except special tokens make a claim."""
     import numpy as np
@@ -433,9 +429,7 @@ def run_captioner() -> launcher.Run:
 
 
 @pytest.fixture
-def run_main(
-    capfd: pytest.CaptureFixture[str],
-) -> launcher.Run:
+def run_main(capfd: pytest.CaptureFixture[str]) -> launcher.Run:
     """Run the command in the test's process, which is faster than `run_captioner`."""
     from captioner.cli import main
 

@@ -172,10 +172,7 @@ def said_place(record: Mapping[str, Any], size: tuple[int, int]) -> Place:
     left, top, right, bottom = told["box"]
     row, column = divmod(told["weights"].index(max(told["weights"])), told["columns"])
     across, down = (column + 0.5) / told["columns"], (row + 0.5) / told["rows"]
-    return (
-        (left + across * (right - left)) * size[0],
-        (top + down * (bottom - top)) * size[1],
-    )
+    return ((left + across * (right - left)) * size[0], (top + down * (bottom - top)) * size[1])
 
 
 def pictures_in(sheet: Image.Image) -> list[Image.Image]:

@@ -89,11 +89,7 @@ class Client:
         return "\r\n".join((*lines, "", "")).encode()
 
     def upload(
-        self,
-        photo: bytes,
-        path: str = "/api/caption",
-        name: str = "image",
-        **fields: object,
+        self, photo: bytes, path: str = "/api/caption", name: str = "image", **fields: object
     ) -> bytes:
         """Make a whole request with a photo."""
         part = f"--{_BOUNDARY}\r\nContent-Disposition: form-data; name="

@@ -1,8 +1,7 @@
-"""Speed of Captioner on one GPU: captions, training steps, and epochs of COCO's size.
+"""Speed of Captioner on one GPU: captions and training steps.
 
     python -m tests.benchmarks.gpu [--device cuda] [--encoder NAME] [--small]
     python -m tests.benchmarks.gpu --compile [--encoder NAME]
-    python -m tests.benchmarks.gpu --simulate-coco [--recipe coco-fast|coco]
 
 By estimate, the first command takes one minute on an H100. It measures
 
@@ -13,20 +12,20 @@ By estimate, the first command takes one minute on an H100. It measures
   the device. The model has random weights and 9,490 words.
 
 `--compile` measures only the steps, with a compiled loss and with the tuning of cuDNN. Both are
-left out otherwise, because they take minutes. `--simulate-coco` runs one epoch of each stage of a
-recipe, as training runs it; see simulated_coco.py. `--small` runs everything with tiny sizes on any
+left out otherwise, because they take minutes. `--small` runs everything with tiny sizes on any
 device; its numbers mean nothing. Nothing else may run on the GPU meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import io
 import random
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from captioner import Captioner
@@ -45,6 +45,7 @@ from captioner.model.config import DecoderConfig
 from captioner.model.encoder import EncoderConfig
 from captioner.model.model import CaptionModel, ModelConfig
 from captioner.photos.transform import TransformConfig
+from captioner.shared.paths import sample_photos
 from captioner.vocabulary import START, Vocabulary
 from captioner_serving.batch import caption_batch
 from captioner_training.data.batches import Batch
@@ -54,9 +55,6 @@ from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
 from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
-from tests.benchmarks.measuring import Table, seconds, write_photos
-from tests.benchmarks.simulated_coco import RECIPES, peak, release, simulate
-from tests.conftest import ROOT
 from tests.training.runs import make_batch
 
 ENCODERS = {"efficientnet_v2_b0": 224, "resnet101": 256}
@@ -71,6 +69,60 @@ STEPS = (
 AT_ONCE = (1, 16, 256)  # photos of a call
 FILES = 1600  # photos of a list and of a batch run
 SIZES = ((341, 256), (640, 427))  # of the files
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """How long a call takes."""
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+class Table:
+    """A table of numbers. Each row is printed as soon as it is measured."""
+
+    def __init__(self, title: str, name: str, *columns: str) -> None:
+        self._widths = [max(9, len(column)) + 2 for column in columns]
+        print(f"\n{title}")
+        self._print(name, columns)
+
+    def row(self, name: str, *values: float | None) -> None:
+        """Print the numbers of a row with three digits or more; None is left blank."""
+        self._print(name, map(_format, values))
+
+    def _print(self, name: str, cells: Iterable[str]) -> None:
+        pairs = zip(cells, self._widths, strict=True)
+        print(f"{name:<36}" + "".join(f"{cell:>{width}}" for cell, width in pairs), flush=True)
+
+
+def _format(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+
+
+def write_photos(folder: Path, count: int, *sizes: tuple[int, int]) -> list[Path]:
+    """Write JPEG files of the sample photos, cropped in many ways. No two files are equal."""
+    chance = random.Random(0)
+    samples = [Image.open(file).convert("RGB") for file in sample_photos().values()]
+    photos = [
+        crop(chance.choice(samples), chance, sizes[turn % len(sizes)])
+        for turn in range(min(64, count))
+    ]
+    paths = [folder / f"{number:05}.jpg" for number in range(count)]
+    for number, path in enumerate(paths):
+        path.write_bytes(photos[number % len(photos)] + b"%08d" % number)
+    return paths
+
+
+def crop(photo: Image.Image, chance: random.Random, size: tuple[int, int]) -> bytes:
+    """Return a random part of a photo as a JPEG of this size."""
+    width, height = (side * chance.uniform(0.6, 1) for side in photo.size)
+    left, top = chance.uniform(0, photo.width - width), chance.uniform(0, photo.height - height)
+    box = (left, top, left + width, top + height)
+    file = io.BytesIO()
+    photo.resize(size, Image.Resampling.BICUBIC, box=box).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 class Bench:
@@ -90,10 +142,6 @@ class Bench:
 
         times = [seconds(whole) for _ in range(self.rounds + 2)]
         return median(times[2:])
-
-    def random(self, *shape: int) -> Tensor:
-        """Draw numbers on the device."""
-        return torch.rand(*shape, device=self.device)
 
 
 class NoGraphs(CudaGraphs):
@@ -212,7 +260,7 @@ def make_up(
         inputs = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8).to(bench.device)
     else:
         channels = build_model(name).encoder.channels()
-        inputs = bench.random(images, (size // 32) ** 2, channels).half()
+        inputs = torch.rand(images, (size // 32) ** 2, channels, device=bench.device).half()
     batch = make_batch(inputs, numbers, starts=[START] * images, maximum_length=22)
     return batch, [[WORDS.decode(caption) for caption in captions] for captions in numbers]
 
@@ -240,48 +288,30 @@ def build_step(
     return TrainStep(stage, recipe, objectives=objectives, processes=processes)
 
 
-def use_tf32(bench: Bench) -> None:
-    """Set the precision of float32 products as training does on a GPU."""
-    if bench.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
+def peak(device: torch.device) -> float | None:
+    """Return the most GB of GPU memory since the last call; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    gigabytes = torch.cuda.max_memory_allocated(device) / 1e9
+    torch.cuda.reset_peak_memory_stats(device)
+    return gigabytes
 
 
-def commit() -> str:
-    """Return the commit that is measured."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude", "*"]
-    try:
-        described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):  # a copy without its history
-        return "unknown"
-    return described.stdout.strip()
+def release(*, compiled: bool) -> None:
+    """Free the memory of models that are no longer used, and of their compiled losses."""
+    if compiled:
+        torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--device", default="cuda", help="default: cuda")
-    parser.add_argument(
-        "--encoder",
-        choices=ENCODERS,
-        default="efficientnet_v2_b0",
-        help="of the training steps; default: %(default)s",
-    )
+    parser = argparse.ArgumentParser(description="Speed of Captioner on one GPU.")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--encoder", choices=ENCODERS, default="efficientnet_v2_b0")
     parser.add_argument("--compile", action="store_true", help="run only the steps, compiled")
-    parser.add_argument(
-        "--simulate-coco",
-        action="store_true",
-        help="run an epoch of each stage of a recipe instead",
-    )
-    parser.add_argument(
-        "--recipe",
-        choices=RECIPES,
-        default=RECIPES[0],
-        help="of --simulate-coco; default: %(default)s",
-    )
     parser.add_argument("--small", action="store_true", help="tiny sizes, for any --device")
     arguments = parser.parse_args()
     started = time.perf_counter()
@@ -291,19 +321,16 @@ def main() -> int:
         parser.error(str(error))
     torch.manual_seed(0)
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "the CPU"
-    print(f"{name}, torch {torch.__version__}, commit {commit()}", flush=True)
-    if arguments.simulate_coco:
-        use_tf32(bench)
-        simulate(arguments.recipe, bench.device, small=bench.small)
-    else:
-        if not arguments.compile:
-            captions(bench)
-            release(compiled=False)
-        use_tf32(bench)
-        torch.backends.cudnn.benchmark = arguments.compile
-        size = 64 if bench.small else ENCODERS[arguments.encoder]
-        kinds = STEPS[::2] if bench.small else STEPS
-        steps(bench, arguments.encoder, size, kinds=kinds, compiled=arguments.compile)
+    print(f"{name}, torch {torch.__version__}", flush=True)
+    if not arguments.compile:
+        captions(bench)
+        release(compiled=False)
+    if bench.device.type == "cuda":  # as training does
+        torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = arguments.compile
+    size = 64 if bench.small else ENCODERS[arguments.encoder]
+    kinds = STEPS[::2] if bench.small else STEPS
+    steps(bench, arguments.encoder, size, kinds=kinds, compiled=arguments.compile)
     print(f"\n{time.perf_counter() - started:.0f} s in all")
     return 0
 

@@ -143,9 +143,6 @@ def test_veras_masked_softmax() -> None:
     torch.testing.assert_close(masked_softmax(scores, full(4, 4)), expected, rtol=0, atol=5e-5)
 
 
-# Masks, widths and half precision
-
-
 def test_a_fully_masked_row_has_weights_of_zero() -> None:
     """And no slope: nothing becomes NaN, forward or backward, in any way to attend."""
     attention = built("scaled_dot", 2)
@@ -203,11 +200,7 @@ def test_many_heads_are_torchs_multihead_attention(mask: Tensor | None) -> None:
     )
     queries, keys, values = torch.randn(3, 6, 8), torch.randn(3, 9, 6), torch.randn(3, 9, 10)
     expected, maps = theirs(
-        queries,
-        keys,
-        values,
-        attn_mask=None if mask is None else ~mask,
-        average_attn_weights=False,
+        queries, keys, values, attn_mask=None if mask is None else ~mask, average_attn_weights=False
     )
     grid = ours.project(keys, values)
     context, weights = ours(queries, grid, mask)
@@ -256,9 +249,6 @@ def test_additive_scores_stay_exact_under_autocast() -> None:
     expected = hidden @ score.score.weight[0].double()
     found, expected = (part - part.mean(-1, keepdim=True) for part in (found, expected))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-
-
-# Positions
 
 
 @pytest.mark.parametrize("axes", [1, 2])

@@ -185,21 +185,6 @@ def test_one_open_image_may_be_in_a_list_many_times(captioner: Captioner, photo:
         assert captioner.caption([file, photo])[0].text == expected
 
 
-def test_different_pil_images_are_decoded_at_the_same_time(
-    captioner: Captioner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = threading.Barrier(2)
-
-    def open_together(*source: Any, **options: Any) -> Image.Image:
-        both.wait(20)
-        return open_image(*source, **options)
-
-    monkeypatch.setattr("captioner.captioner.open_image", open_together)
-    monkeypatch.setattr("captioner.images.cores", lambda: 2)
-    images = [Image.new("RGB", (40, 30), color) for color in ("red", "navy")]
-    assert len(captioner.caption(images, batch_size=2)) == 2
-
-
 def test_a_stored_error_holds_no_photos(captioner: Captioner, tmp_path: Path) -> None:
     photo = Image.new("RGB", (60, 40))
     held = weakref.ref(photo)

@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -19,6 +20,7 @@ from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.inference import cuda_graphs
 from captioner.inference.cuda_graphs import CudaGraphs
+from captioner.inference.decoders import PackedLinear, can_pack
 
 
 class FakeGraph:
@@ -161,10 +163,14 @@ class OnGPU(torch.Tensor):
         return True
 
 
-def test_a_captioner_is_copied_and_pickled_without_its_graphs(tiny_checkpoint: Checkpoint) -> None:
-    tiny = Captioner(tiny_checkpoint)
+def test_a_captioner_is_copied_and_pickled_without_its_graphs(
+    tiny_checkpoint: Checkpoint, photo: Path
+) -> None:
+    tiny = Captioner(tiny_checkpoint, dtype="float32")
+    assert any(isinstance(part, PackedLinear) for part in tiny.model.modules()) == can_pack()
     for _ in range(2):
         tiny.graphs("a", double, on_gpu(1))
     for other in (copy.deepcopy(tiny), pickle.loads(pickle.dumps(tiny))):
         assert other.graphs("a", double, on_gpu(1)) == 2
         assert other.fingerprint == tiny.fingerprint
+        assert other.caption(photo) == tiny.caption(photo)

@@ -80,8 +80,7 @@ def test_stride_16_has_the_cells_of_stride_32_between_new_ones(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "stage", "stride"),
-    [("resnet18", 2, 8), ("efficientnet_v2_b0", 4, 16)],
+    ("name", "stage", "stride"), [("resnet18", 2, 8), ("efficientnet_v2_b0", 4, 16)]
 )
 def test_a_grid_can_be_an_early_stages(name: str, stage: int, stride: int) -> None:
     """The cells are those that the whole backbone computes on its way."""

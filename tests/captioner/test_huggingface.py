@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import pickle
 import shutil
 import sys
@@ -224,9 +225,13 @@ def test_settings_of_a_published_model_are_kept(folders: dict[str, Path], tmp_pa
     assert (own.length_penalty, own.no_repeat_ngram) == (0.6, 3)
 
 
-def test_the_fingerprint_differs_with_the_image_encoder_and_the_transform(
-    folders: dict[str, Path], tmp_path: Path
+def test_the_fingerprint_differs_with_encoder_and_transform_and_not_with_the_dtype(
+    folders: dict[str, Path], captioners: dict[str, Any], tmp_path: Path
 ) -> None:
+    for kind, path in folders.items():
+        for dtype in (torch.bfloat16, torch.float16):
+            other = HuggingFaceCaptioner(str(path), device="cpu", dtype=dtype)
+            assert other.fingerprint == captioners[kind].fingerprint
     shutil.copytree(folders["vit-gpt2"], folder := tmp_path / "other")
     digests = [load(folder).fingerprint]
     tensors = load_file(folder / "model.safetensors")
@@ -235,15 +240,6 @@ def test_the_fingerprint_differs_with_the_image_encoder_and_the_transform(
     digests.append(load(folder).fingerprint)
     edit_json(folder / "preprocessor_config.json", image_mean=[0.5, 0.5, 0.4])
     assert len({*digests, load(folder).fingerprint}) == 3
-
-
-def test_the_fingerprint_does_not_depend_on_the_dtype(
-    folders: dict[str, Path], captioners: dict[str, Any]
-) -> None:
-    for kind, folder in folders.items():
-        for dtype in (torch.bfloat16, torch.float16):
-            other = HuggingFaceCaptioner(str(folder), device="cpu", dtype=dtype)
-            assert other.fingerprint == captioners[kind].fingerprint
 
 
 def test_words_are_scored_in_lower_case_and_without_punctuation() -> None:
@@ -273,69 +269,55 @@ def test_the_command_captions(
     assert (photo.parent / "heat.png").is_file()
 
 
-def break_model(kind: str, folder: Path, edited: dict[str, Path]) -> Path:
-    """Save a model that cannot be loaded."""
-    if kind == "text":
-        gpt2 = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)
-        transformers.GPT2LMHeadModel(gpt2).save_pretrained(folder)
-        return folder
-    if kind == "run":
-        for step in (90, 500):
-            shutil.copytree(edited["git"], folder / f"checkpoint-{step}")
-        return folder
-    shutil.copytree(edited["vit-gpt2" if kind == "wide" else "git"], folder)
-    weights, config = folder / "model.safetensors", folder / "config.json"
-    if kind == "pickled":
-        weights.rename(folder / "pytorch_model.bin")
-    elif kind == "cut":
-        weights.write_bytes(weights.read_bytes()[:1000])
-    elif kind == "lacking":
-        tensors = load_file(weights)
-        del tensors["git.visual_projection.visual_projection.0.weight"]
-        save_file(tensors, weights, metadata={"format": "pt"})
-    elif kind == "vocabulary":
-        edit_json(config, vocab_size=50)
-    elif kind == "{":
-        config.write_text(kind)
-    elif kind == "adapter":
-        config.rename(folder / "adapter_config.json")
-    elif kind == "wide":
-        edit_json(folder / "preprocessor_config.json", size={"height": 32, "width": 48})
-    lost = {"wordless": ("tokenizer*", "vocab*"), "without processor": ("*processor_config.json",)}
-    for pattern in lost.get(kind, ()):
+def lose(folder: Path, *patterns: str) -> None:
+    for pattern in patterns:
         for file in folder.glob(pattern):
             file.unlink()
-    return folder
+
+
+def lose_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["git.visual_projection.visual_projection.0.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def make_run(folder: Path) -> None:
+    for step in (90, 500):
+        shutil.copytree(folder, folder / f"checkpoint-{step}", ignore=lambda *_: ["checkpoint-90"])
+    lose(folder, "*.*")
+
+
+def save_language_model(folder: Path) -> None:
+    gpt2 = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)
+    transformers.GPT2LMHeadModel(gpt2).save_pretrained(folder)
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"),
+    ("kind", "damage", "value"),
     [
-        ("text", "GPT2LMHeadModel .* BlipForConditionalGeneration"),
-        ("pickled", r"no model\.safetensors"),
-        ("cut", "cut cannot be loaded"),
-        ("lacking", r"git\.visual_projection.* is missing"),
-        ("vocabulary", r"git\.embeddings\.word.* is missing"),
-        ("{", r"config\.json"),
-        ("wide", "48.* square"),
-        ("wordless", "no tokenizer"),
-        ("without processor", "save_pretrained"),
-        ("run", "use hf:.*/checkpoint-500$"),
-        ("adapter", "merge_and_unload"),
+        ("git", save_language_model, "GPT2LMHeadModel .* BlipForConditionalGeneration"),
+        ("git", lambda at: (at / "model.safetensors").rename(at / "pytorch_model.bin"),
+         r"no model\.safetensors"),
+        ("git", lambda at: os.truncate(at / "model.safetensors", 1000), "model cannot be loaded"),
+        ("git", lose_tensor, r"git\.visual_projection.* is missing"),
+        ("git", lambda at: edit_json(at / "config.json", vocab_size=50), "word.* is missing"),
+        ("git", lambda at: (at / "config.json").write_text("{"), r"config\.json"),
+        ("vit-gpt2", lambda at: edit_json(at / "preprocessor_config.json",
+                                          size={"height": 32, "width": 48}), "48.* square"),
+        ("git", lambda at: lose(at, "tokenizer*", "vocab*"), "no tokenizer"),
+        ("git", lambda at: lose(at, "*processor_config.json"), "save_pretrained"),
+        ("git", make_run, "use hf:.*/checkpoint-500$"),
+        ("git", lambda at: (at / "config.json").rename(at / "adapter_config.json"),
+         "merge_and_unload"),
     ],
-)
+)  # fmt: skip
 def test_a_folder_that_cannot_be_loaded_is_named_with_the_remedy(
-    kind: str, value: str, folders: dict[str, Path], tmp_path: Path
+    kind: str, damage: Any, value: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = break_model(kind, tmp_path / kind, folders)
+    damage(shutil.copytree(folders[kind], folder := tmp_path / "model"))
     with pytest.raises(CheckpointError, match=value) as refused:
         load(folder)
-    assert refused.value.detail.startswith(kind)
-
-
-def test_no_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hf:OWNER/MODEL"):
-        Captioner.from_pretrained("hf:")
+    assert refused.value.detail.startswith("model")
 
 
 @pytest.mark.parametrize("kind", ["blip", "vit-gpt2"])
@@ -457,7 +439,9 @@ def test_a_model_of_the_hub_is_downloaded_once(
     assert len([request for request in weights if request.startswith("GET")]) == 1
 
 
-def test_without_transformers_the_extra_is_named(monkeypatch: Any) -> None:
+def test_without_a_name_or_transformers_the_remedy_is_named(monkeypatch: Any) -> None:
+    with pytest.raises(ConfigError, match="hf:OWNER/MODEL"):
+        Captioner.from_pretrained("hf:")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingExtraError, match=r"captioner\[huggingface\]"):
         Captioner.from_pretrained("hf:someone/model")

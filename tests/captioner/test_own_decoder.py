@@ -77,10 +77,7 @@ def test_a_step_of_training_moves_every_weight(checkpoint: Checkpoint) -> None:
     stage = Stage(epochs=1, batch_size=2, learning_rate=1e-2, warmup=0)
     step = begin_step(checkpoint, stage, steps=2)
     batch = make_batch(
-        torch.randn(2, 4, 576),
-        [[[4, 5, 6]]] * 2,
-        starts=[START] * 2,
-        maximum_length=5,
+        torch.randn(2, 4, 576), [[[4, 5, 6]]] * 2, starts=[START] * 2, maximum_length=5
     )
     before = [weight.detach().clone() for weight in model.decoder.parameters()]
     assert step([batch])["loss"].isfinite()

@@ -28,9 +28,6 @@ def grey() -> np.ndarray:
     return np.asarray(draw().convert("L"), int)
 
 
-# JPEG
-
-
 def textured(mode: str = "RGB") -> Image.Image:
     """A picture in which every block differs, drawn from a seed."""
     noise = np.random.default_rng(0).integers(0, 256, (19, 25, 3), np.uint8)
@@ -87,9 +84,6 @@ def test_files_that_are_not_read_are_named_with_the_remedy(data: bytes, value: s
         open_image(data)
 
 
-# PNG
-
-
 def commented(mode: str) -> bytes:
     """Three megabytes of text, packed and not, two of XMP and three of profile."""
     info = PngImagePlugin.PngInfo()
@@ -130,9 +124,6 @@ def test_exif_after_the_pixels_of_a_png_is_used() -> None:
     assert open_image(bytes(damaged)).size == (64, 48)
 
 
-# Deep pixels
-
-
 @pytest.mark.parametrize("bits", [12, 16])
 def test_16_bits_run_to_65535_however_dark_the_photo_is(bits: int) -> None:
     """As in viewers."""
@@ -166,9 +157,6 @@ def test_a_tiff_of_12_bits() -> None:
         assert abs(pixels(data)[..., 0] - np.round(deep * 255.0 / 4095)).max() <= 1
         with pytest.raises(ImageFormatError, match="not supported: convert it"):
             open_image(tiff(deep, order=">", packed=body, bits=12))
-
-
-# TIFF and BMP
 
 
 @pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])
@@ -222,9 +210,6 @@ def test_a_bmp_whose_fourth_byte_is_empty_is_opaque(header: int, masks: bool) ->
     if masks:  # an opacity that is used counts
         half = (np.asarray(draw()) * 128.0 + 255 * 127) / 255
         assert abs(pixels(bmp(128, header=header, masks=masks)) - half).max() <= 1
-
-
-# What stands in a photo's place
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,7 @@ def test_captions_start_with_the_style_token_and_do_not_contain_it(
 
 
 def test_the_command_captions_in_the_style_that_is_asked_for(
-    run_main: Callable[..., Any],
-    styled: Checkpoint,
-    saved_tiny: Path,
-    photo: Path,
-    tmp_path: Path,
+    run_main: Callable[..., Any], styled: Checkpoint, saved_tiny: Path, photo: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "styled.safetensors"
     replace(styled, generation=GenerationConfig(style="short")).save(path)

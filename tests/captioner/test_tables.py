@@ -60,14 +60,6 @@ def test_a_quotation_mark_that_is_not_closed_is_an_error(rest: str) -> None:
         read_table(text.encode(), name="t.csv")
 
 
-def test_reading_leaves_the_csv_module_as_it_was() -> None:
-    limit = csv.field_size_limit()
-    read_table(b"image,caption\n1.jpg,a dog\n", name="t.csv")
-    with pytest.raises(DataError):
-        read_table(b'image,caption\n1.jpg,"a\n\n', name="t.csv")
-    assert csv.field_size_limit() == limit
-
-
 def test_separators_without_quotation_marks_belong_to_the_last_column() -> None:
     text = "path;note;\na;1;\nb;2; 3;\nc\n"
     assert read_table(text.encode(), name="t.csv")["note"].tolist() == ["1", "2; 3", ""]

@@ -28,9 +28,6 @@ CONFIGS = {
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
-# The way back
-
-
 def transforms() -> st.SearchStrategy[TransformConfig]:
     sizes = st.integers(8, 40)
     crops = st.builds(
@@ -88,9 +85,6 @@ def test_any_shape_works(config, size):
     assert pixels[0].max() == pytest.approx((1 - config.mean[0]) / config.std[0], abs=1e-4)
 
 
-# The square
-
-
 @pytest.mark.parametrize("mode", ["crop", "pad", "squash"])
 def test_a_photo_that_fits_is_left_alone(mode):
     image = Image.effect_noise((224, 224), 60).convert("RGB")
@@ -126,9 +120,6 @@ def test_squares_are_torchvisions(mode):
     assert (transform.normalize(transform.pixels(photo)) - pixels).abs().mean() < 0.02
 
 
-# Numbers
-
-
 def test_normalize_is_the_formula():
     config = TransformConfig()
     pixels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).expand(2, 3, 16, 16)
@@ -138,9 +129,6 @@ def test_normalize_is_the_formula():
     assert result.dtype == torch.float32
     assert result.shape == (2, 3, 16, 16)
     torch.testing.assert_close(result, (pixels.float() / 255 - mean) / std, rtol=0, atol=1e-5)
-
-
-# Settings
 
 
 @pytest.mark.parametrize(

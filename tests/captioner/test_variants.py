@@ -19,13 +19,7 @@ from captioner import Captioner, ConfigError
 from captioner.checkpoint import Checkpoint, load_checkpoint
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
-from captioner.inference.decoders import (
-    FastDecoder,
-    PackedLinear,
-    can_pack,
-    fast_decoder,
-    pack_linear,
-)
+from captioner.inference.decoders import FastDecoder, can_pack, fast_decoder, pack_linear
 from captioner.model.config import DecoderConfig
 from captioner.model.decoder import Decoder, build_decoder
 from captioner.model.model import CaptionModel, ModelConfig
@@ -146,16 +140,6 @@ def test_a_search_returns_the_values_of_teacher_forcing(variant: dict[str, Any])
                 expected = getattr(alone, part)
                 close(getattr(hypothesis, part), None if expected is None else expected[0, 0, :-1])
     assert sentences[0] == sentences[1]
-
-
-@pytest.mark.skipif(not can_pack(), reason="torch has no oneDNN here")
-def test_packed_layers_can_be_copied_and_pickled(captioner: Captioner) -> None:
-    exact = Captioner(captioner.checkpoint, dtype="float32")
-    layers = [part for part in exact.model.modules() if isinstance(part, PackedLinear)]
-    assert len(layers) >= 9  # the output too
-    layer, rows = layers[0], torch.randn(3, layers[0].in_features)
-    for again in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        torch.testing.assert_close(again(rows), layer(rows))
 
 
 @pytest.mark.parametrize("kind", ["lstm", "top_down"])
