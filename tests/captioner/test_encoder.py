@@ -65,16 +65,29 @@ def test_networks_of_other_families_are_refused() -> None:
             EncoderConfig(name=name)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "mobilenet_v3_small"])
-def test_stride_16_has_the_cells_of_stride_32_between_new_ones(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "last_stage", "stride"),
+    [
+        ("resnet18", None, 16),
+        ("convnext_tiny", None, 16),
+        ("mobilenet_v3_small", None, 16),
+        ("timm/resnet18", None, 16),
+        ("resnet18", 2, 4),
+    ],
+)
+def test_half_the_stride_has_new_cells_between_those_of_the_whole(
+    name: str, last_stage: int | None, stride: int
+) -> None:
     """Dilation (Yu and Koltun 2016): every second cell equals a cell of the strided network."""
-    coarse = Encoder(EncoderConfig(name=name)).eval()
-    fine = Encoder(EncoderConfig(name=name, stride=16)).eval()
+    coarse, fine = (
+        Encoder(EncoderConfig(name=name, last_stage=last_stage, stride=each)).eval()
+        for each in (2 * stride, stride)
+    )
     fine.load_state_dict(coarse.state_dict())
-    image = torch.randn(1, 3, 128, 128)
+    image = torch.randn(1, 3, 128, 192)
     grid = fine(image)
-    assert (grid.rows, grid.columns) == (8, 8)
-    every_second = grid.features.view(8, 8, -1)[::2, ::2].flatten(0, 1)
+    assert (grid.rows, grid.columns) == (128 // stride, 192 // stride)
+    every_second = grid.features.view(grid.rows, grid.columns, -1)[::2, ::2].flatten(0, 1)
     # mobilenet's squeeze-and-excitation averages over other cells, but only below the last stage
     assert torch.allclose(every_second, coarse(image).features[0], rtol=1e-3, atol=1e-4)
 
@@ -96,20 +109,6 @@ def test_a_grid_can_be_an_early_stages(name: str, stage: int, stride: int) -> No
     assert (grid.rows, grid.columns) == (64 // stride, 96 // stride)
     assert torch.equal(grid.features, maps.flatten(2).transpose(1, 2))
     assert len(early.stages) == stage + 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "rows"),
-    [
-        ({"name": "resnet18", "last_stage": 2, "stride": 4}, 16),
-        ({"name": "timm/resnet18", "stride": 16}, 4),
-        ({"name": "timm/resnet18", "last_stage": 2, "stride": 8}, 8),
-    ],
-)
-def test_an_early_grid_can_be_dilated(settings: dict[str, Any], rows: int) -> None:
-    encoder = Encoder(EncoderConfig(**settings)).eval()
-    grid = encoder(torch.randn(1, 3, 64, 96))
-    assert (grid.rows, grid.features.shape[-1]) == (rows, encoder.channels())
 
 
 def test_coordinates_are_the_centres_of_cells() -> None:

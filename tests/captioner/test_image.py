@@ -55,12 +55,6 @@ def test_a_pil_image_is_turned_and_stays_as_it_is():
     assert own.size == (64, 48)
 
 
-def test_a_truncated_lazy_pil_image_is_refused():
-    data = encode(draw(640, 480), "JPEG")
-    with Image.open(io.BytesIO(data[: len(data) // 2])) as lazy, pytest.raises(ImageTruncatedError):
-        open_image(lazy)
-
-
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("BMP", "GIF")])
 def test_exif_orientation_is_applied(kind):
     for orientation in range(1, 9):
@@ -299,6 +293,9 @@ def test_a_truncated_photo_is_refused(kind):
         source = data[: int(len(data) * part)]
         with pytest.raises(ImageTruncatedError, match=r"cut off or damaged: .*download it again"):
             open_image(source)
+    if kind == "JPEG":
+        with Image.open(io.BytesIO(source)) as lazy, pytest.raises(ImageTruncatedError):
+            open_image(lazy)
 
 
 @pytest.mark.parametrize(
