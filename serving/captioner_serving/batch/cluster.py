@@ -198,5 +198,5 @@ def _reason(error: BaseException) -> str:
 
 def _absolute(photo: Photo) -> Photo:
     """Make the path of a photo independent of the current folder; its name is unchanged."""
-    places = {name: getattr(photo, name) for name in ("file", "archive") if hasattr(photo, name)}
-    return replace(photo, **{name: os.path.abspath(place) for name, place in places.items()})
+    places = ((name, getattr(photo, name, None)) for name in ("path", "archive"))
+    return replace(photo, **{name: os.path.abspath(place) for name, place in places if place})

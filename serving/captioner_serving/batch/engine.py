@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -45,12 +45,7 @@ class Outcome:
     record: dict[str, Any]
 
 
-class _Entry(NamedTuple):
-    photo: Photo
-    decoded: Decoded
-
-
-_Batch = list[_Entry]
+_Batch = list[tuple[Photo, Decoded]]
 _Submitted = tuple[_Batch, "Future[list[Caption]]"]
 
 
@@ -157,7 +152,7 @@ class LocalEngine(Closing):
         sound = 0
         try:
             for photo, decoded in self._reader.stream(photos, ahead=2 * self.batch_size):
-                batch.append(_Entry(photo, decoded))
+                batch.append((photo, decoded))
                 sound += decoded.error is None
                 if sound >= self.batch_size or len(batch) >= _FAILING * self.batch_size:
                     yield batch
@@ -170,26 +165,23 @@ class LocalEngine(Closing):
 
     def _caption(self, batch: _Batch) -> list[Caption]:
         """Caption the sound photos of a batch; if memory runs out, caption its halves."""
-        entries = [entry for entry in batch if entry.decoded.error is None]
+        sound = [(photo, decoded) for photo, decoded in batch if decoded.error is None]
+        images = [decoded.prepared(image=photo.name) for photo, decoded in sound]
+        check = self._config.check_attention
         try:
-            return self._caption_together(entries)
+            return self.captioner.caption_prepared(images, self.generation, check_attention=check)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            if len(entries) == 1:
+            if len(sound) == 1:
                 raise CaptionerError(
                     f"there is not enough memory for one photo ({error}): "
                     "use a smaller beam or another device"
                 ) from error
         self.captioner.graphs.clear()
-        half = (len(entries) + 1) // 2
+        half = (len(sound) + 1) // 2
         self.batch_size = min(self.batch_size, half)
-        return self._caption(entries[:half]) + self._caption(entries[half:])
-
-    def _caption_together(self, entries: _Batch) -> list[Caption]:
-        images = [entry.decoded.prepared(image=entry.photo.name) for entry in entries]
-        check = self._config.check_attention
-        return self.captioner.caption_prepared(images, self.generation, check_attention=check)
+        return self._caption(sound[:half]) + self._caption(sound[half:])
 
     def _outcomes(self, batch: _Batch, captions: list[Caption]) -> Iterator[Outcome]:
         remaining = iter(captions)

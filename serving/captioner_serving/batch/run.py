@@ -25,7 +25,7 @@ from captioner_serving.batch.files import RunFiles, with_remedy
 from captioner_serving.batch.inputs.photos import Photo
 from captioner_serving.batch.inputs.sources import Inputs, skipped_entries
 from captioner_serving.batch.journal import ERRORS, RECORDS, Journal
-from captioner_serving.batch.outputs.embedding import Embedder, check_exiftool
+from captioner_serving.batch.outputs.embedding import check_exiftool
 from captioner_serving.batch.outputs.formats import check_output
 from captioner_serving.batch.outputs.sidecars import SidecarWriter, is_fatal
 
@@ -134,11 +134,9 @@ class BatchRun(Closing):
         self.before = len(self._done)  # photos that earlier runs finished
         self._skipped = self._finished = self._unfamiliar = self._unsure = self._newer = 0
         self._uncommitted: list[Record] = []
-        self._to_embed: dict[str, tuple[str, Record]] = {}  # sidecars and records by photo
         self._unfamiliar_names: list[str] = []  # at most _NAMED
         written = journal.written if journal else None
         self._sidecars = SidecarWriter(config, written) if config.sidecar else None
-        self._embedder = Embedder() if config.embed else None
         self._started = time.monotonic()
 
     def close(self) -> None:
@@ -183,7 +181,6 @@ class BatchRun(Closing):
             f"{self._unsure:,} new ones to review": self._unsure,
             f"{self._skipped:,} done before": self._skipped,
             **(self._sidecars.summary() if self._sidecars else {}),
-            **(self._embedder.counts() if self._embedder else {}),
             f"{self.failed:,} failed{where}": self.failed,
         }
         lines.append("; ".join(part for part, count in counts.items() if count) or _NO_PHOTOS)
@@ -206,13 +203,13 @@ class BatchRun(Closing):
 
     def _commit(self) -> list[Record]:
         """Embed sidecars, then write the uncommitted records to disk; return the records."""
-        if self._embedder is not None:
-            sidecars = {photo: sidecar for photo, (sidecar, _) in self._to_embed.items()}
-            for photo, error in self._embedder.embed(sidecars).items():
-                record = self._to_embed[photo][1]
-                record["error"] = error.record()
-                self._add({"image": record["image"], "error": record["error"]})
-            self._to_embed = {}
+        if self._sidecars is not None:
+            failed = {name: error.record() for name, error in self._sidecars.embed().items()}
+            for name, error in failed.items():
+                self._add({"image": name, "error": error})
+            for record in self._uncommitted:
+                if record["image"] in failed:
+                    record["error"] = failed[record["image"]]
         if self._journal is not None:
             self._journal.commit()
         records, self._uncommitted = self._uncommitted, []
@@ -256,9 +253,7 @@ class BatchRun(Closing):
         result, problem = dict(record), {}
         if self._sidecars is not None and not record.keys() & {"error", "review"}:
             try:
-                sidecar = self._sidecars.write(photo, record)
-                if self._embedder is not None and photo.path is not None and sidecar is not None:
-                    self._to_embed[photo.path] = sidecar, result
+                self._sidecars.write(photo, record)
             except OutputError as error:
                 if is_fatal(error):
                     raise (with_remedy(error) if self._journal else error) from error.__cause__

@@ -10,17 +10,8 @@ from captioner_serving.server import STATIC, with_parts
 
 _STATIC = Path(__file__).parent / "static"
 _SHARED = (
-    "heat.js",
-    "intake.js",
-    "photo.js",
-    "record.js",
-    "sentence.js",
-    "strip.js",
-    "terms.js",
-    "viewer.js",
-    "page.css",
-    "viewer.css",
-    "zip.js",
+    *("heat.js", "intake.js", "photo.js", "record.js", "sentence.js", "strip.js", "terms.js"),
+    *("viewer.js", "zip.js", "page.css", "viewer.css"),
 )
 
 

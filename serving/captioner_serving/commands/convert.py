@@ -148,11 +148,10 @@ def _write_sidecars(
 ) -> tuple[dict[str, int], int]:
     """Write sidecars, and embed them; return the counts of the summary, and of failed photos."""
     from captioner.shared.text import counted, in_a_line
-    from captioner_serving.batch.outputs.embedding import Embedder
     from captioner_serving.batch.outputs.sidecars import SidecarWriter, find_photo, is_fatal
     from captioner_serving.batch.outputs.written import lock_and_log
 
-    writer, embedder, counts = SidecarWriter(config), Embedder(), Counter[str]()
+    writer, counts = SidecarWriter(config), Counter[str]()
 
     def fail(error: OutputError) -> None:
         print(in_a_line(f"captioner: {error}"), file=sys.stderr)
@@ -160,7 +159,6 @@ def _write_sidecars(
 
     for path in paths:
         with lock_and_log(path) as writer.log:
-            sidecars = {}
             for record in filter(None, captions(path)):
                 if not record["caption"].strip():
                     counts["decorative" if "corrected" in record else "blank"] += 1
@@ -169,20 +167,16 @@ def _write_sidecars(
                     counts["review"] += 1
                     continue
                 try:
-                    photo = find_photo(record["image"], root)
-                    if (sidecar := writer.write(photo, record)) is not None:
-                        sidecars[photo.file] = sidecar
+                    writer.write(find_photo(record["image"], root), record)
                 except OutputError as error:
                     if is_fatal(error):
                         raise
                     fail(error)
-            if config.embed:
-                for failure in embedder.embed(sidecars).values():
-                    fail(failure)
+            for failure in writer.embed().values():
+                fail(failure)
     return {
         f"{counted(writer.counts['written'], 'sidecar')} written": 1,
         **writer.summary(),
-        **embedder.counts(),
         f"{counts['review']:,} to review skipped": counts["review"],
         f"{counts['decorative']:,} decorative skipped": counts["decorative"],
         f"{counts['blank']:,} without a caption skipped": counts["blank"],

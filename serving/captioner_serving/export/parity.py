@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from runpy import run_path
-from typing import Any
 
 from captioner.captioner import Captioner
 from captioner.errors import OutputError
@@ -31,18 +29,18 @@ def check_parity(checkpoint: Path, folder: Path) -> int:
                 f"the exported model differs from {checkpoint} on {name}: "
                 f"{got['caption']!r} instead of {wanted['caption']!r}"
             )
-        if (far := _distance(wanted, got)) > _NEAR:
+        weights, exact = (
+            [
+                weight
+                for word in record["words"]
+                if "attention" in word
+                for weight in word["attention"]["weights"]
+            ]
+            for record in (got, wanted)
+        )
+        far = max((abs(a - b) for a, b in zip(weights, exact, strict=True)), default=0.0)
+        if far > _NEAR:
             raise OutputError(
                 f"the exported model differs from {checkpoint} on {name}: attention by {far:.1e}"
             )
     return len(pictures)
-
-
-def _distance(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> float:
-    """Return the largest difference of the attention weights of two records."""
-    pairs = [
-        (word["attention"]["weights"], exported["attention"]["weights"])
-        for word, exported in zip(wanted["words"], got["words"], strict=True)
-        if "attention" in word
-    ]
-    return max((abs(a - b) for pair in pairs for a, b in zip(*pair, strict=True)), default=0.0)

@@ -202,7 +202,7 @@ def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
     assert device == found and options.get("dtype") in (None, dtype)
     texts = [(record["image"], record["caption"]) for record in wanted]
     assert [(str(Path(r["image"]).absolute()), r["caption"]) for r in records] == texts
-    assert all(photo.file == str(folder / Path(photo.name).name) for photo in cluster.windows[0])
+    assert all(photo.path == str(folder / Path(photo.name).name) for photo in cluster.windows[0])
     # Each actor has a GPU and the CPUs, or one CPU.
     share = 3 if gpus else 1
     expected = {"concurrency": 1 if gpus else 3, "num_gpus": gpus, "num_cpus": share}

@@ -183,7 +183,7 @@ def test_the_end_of_a_batch_depends_on_its_photos_alone(tiny: Captioner, photos:
     """So a resumed run makes the same batches. Those that fail take no place, up to eight times."""
     photo = str(photos(1) / "p000.jpg")
     inputs: list[Photo] = [
-        PhotoFile(name=f"{number}", file=photo) if sound else LostPhoto(name=f"{number}", reason="")
+        PhotoFile(name=f"{number}", path=photo) if sound else LostPhoto(name=f"{number}", reason="")
         for number, sound in enumerate([0, 1, 1, 0, 0, 1, 1, 1, *[0] * 16])
     ]
     with LocalEngine(tiny, tiny.generation, BatchConfig(batch_size=2, workers=1)) as engine:
@@ -203,7 +203,7 @@ def test_a_run_captions_two_batches_at_a_time_and_restores_settings(
         return real(*given, **more)
 
     monkeypatch.setattr(Captioner, "caption_prepared", together)
-    files = [PhotoFile(name=path.name, file=str(path)) for path in sorted(photos(8).iterdir())]
+    files = [PhotoFile(name=path.name, path=str(path)) for path in sorted(photos(8).iterdir())]
     before = gc.get_threshold(), gc.get_freeze_count(), torch.get_num_threads()
     config = BatchConfig(batch_size=2, workers=1)
     with LocalEngine(tiny, tiny.generation, config, share=2) as engine:

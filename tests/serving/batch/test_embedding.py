@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from PIL import ExifTags, Image, TiffImagePlugin
 
 from captioner import Captioner
 from captioner_serving.batch import BatchConfig, caption_batch
-from captioner_serving.batch.outputs.embedding import Embedder, read_own_texts
+from captioner_serving.batch.outputs import embedding
+from captioner_serving.batch.outputs.embedding import read_own_texts
 from captioner_serving.batch.outputs.xmp import DESCRIPTION
 from tests.conftest import read_tree
 from tests.launcher import Run
@@ -224,7 +226,7 @@ def test_a_photo_that_exiftool_refuses_is_an_error_and_costs_no_caption(
     assert len(output.read_text().splitlines()) == 3
     (folder / "p002.xmp").unlink()
     sidecars = {f"{folder}/{name}.jpg": f"{folder}/{name}.xmp" for name in ("p001", "p002")}
-    ((photo, error),) = Embedder().embed(sidecars).items()
+    ((photo, error),) = embedding.embed(sidecars, Counter()).items()
     assert photo == f"{folder}/p002.jpg" and sidecars[photo] in str(error)
 
 

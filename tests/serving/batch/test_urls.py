@@ -87,7 +87,7 @@ def test_credentials_reach_only_the_processes_that_read_urls(
     names = ("AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "https_proxy", "PASSWORD")
     for name in names:
         monkeypatch.setenv(name, "a secret of the user")
-    local: list[Photo] = [PhotoFile(name="p.jpg", file=str(photos(1) / "p000.jpg"))]
+    local: list[Photo] = [PhotoFile(name="p.jpg", path=str(photos(1) / "p000.jpg"))]
     before = set(children(os.getpid()))
     with LocalEngine(tiny, tiny.generation, BatchConfig(workers=1)) as engine:
         ((outcome,),) = engine.run(iter(local))
@@ -202,7 +202,7 @@ def test_temporary_errors_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_photo_that_is_too_large_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(urls, "LARGEST_FILE", 4)
+    monkeypatch.setattr("captioner_serving.batch.inputs.photos.LARGEST_FILE", 4)
     monkeypatch.setattr(urls, "_PIECE", 1)
     for data in (b"four", b"fives"):
         (tmp_path / f"{len(data)}.jpg").write_bytes(data)

@@ -14,12 +14,7 @@ from captioner.errors import ImageError, ImageNotFoundError
 from captioner.photos.formats import IMAGE_SUFFIXES
 from captioner.shared.archives import open_zip, tar_members
 from captioner.shared.files import digest
-from captioner_serving.batch.inputs.photos import (
-    LostPhoto,
-    Photo,
-    check_size,
-    unreadable,
-)
+from captioner_serving.batch.inputs.photos import LostPhoto, Photo, check_size, unreadable
 
 ARCHIVES = (".tar", ".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 

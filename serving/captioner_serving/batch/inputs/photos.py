@@ -19,11 +19,7 @@ class Photo(ABC):
     """A photo to caption; `name` is unique in a run, and is the `image` of its record."""
 
     name: str
-
-    @property
-    def path(self) -> str | None:
-        """The path of the file; None for members of archives and URLs."""
-        return None
+    path: str | None = None  # of the file; None for members of archives and URLs
 
     @abstractmethod
     def read(self) -> bytes:
@@ -34,18 +30,13 @@ class Photo(ABC):
 class PhotoFile(Photo):
     """A file on disk."""
 
-    file: str
-
-    @property
-    def path(self) -> str | None:
-        """See Photo."""
-        return self.file
+    path: str
 
     def read(self) -> bytes:
         """Read the file without changing its access time."""
         try:
             # With an opener, Python closes the descriptor even if the path is a folder.
-            with open(self.file, "rb", opener=open_quietly) as file:
+            with open(self.path, "rb", opener=open_quietly) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise ImageNotFoundError(f"{self.name} is not a regular file: check the path")
@@ -86,9 +77,7 @@ def name_on_disk(name: str, root: str | None) -> str:
 def check_size(name: str, size: int) -> None:
     """Raise ImageTooLargeError if a file is too large to be a photo."""
     if size > LARGEST_FILE:
-        raise ImageTooLargeError(
-            f"{name} has {size:,} bytes; the limit is {LARGEST_FILE:,}: is it a photo?"
-        )
+        raise ImageTooLargeError(f"{name} has more than {LARGEST_FILE:,} bytes: is it a photo?")
 
 
 def unreadable(name: str, error: Exception) -> ImageNotFoundError:

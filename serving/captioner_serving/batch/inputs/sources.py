@@ -174,7 +174,7 @@ class Inputs:
             if path.lower().endswith(ARCHIVES):
                 yield from archive_photos(path)
             else:
-                yield PhotoFile(name=path, file=path)
+                yield PhotoFile(name=path, path=path)
             return
         for folder, names, problem in _walk(path, skipped):
             if problem is not None:
@@ -184,7 +184,7 @@ class Inputs:
                 file = os.path.join(folder, name)
                 suffix = os.path.splitext(name)[1].lower()
                 if suffix in IMAGE_SUFFIXES:
-                    yield PhotoFile(name=file, file=file)
+                    yield PhotoFile(name=file, path=file)
                 elif suffix not in _SIDECARS and not name.endswith("_original"):
                     skipped[suffix or "without suffix"] += 1
 
@@ -195,7 +195,7 @@ class Inputs:
             elif is_url(name):
                 yield self._remote_photo(name)
             else:
-                yield PhotoFile(name=name, file=os.path.join(self.root or "", name))
+                yield PhotoFile(name=name, path=os.path.join(self.root or "", name))
 
     def _remote_photo(self, url: str) -> Photo:
         """Return the photo at a URL from a list or table; check the scheme, which is untrusted."""

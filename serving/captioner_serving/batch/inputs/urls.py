@@ -13,15 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import httpx
 
 from captioner.certificates import CertificatesError
-from captioner.errors import (
-    CaptionerError,
-    ImageNotFoundError,
-    ImageTooLargeError,
-    MissingExtraError,
-)
-from captioner.photos.open import LARGEST_FILE
+from captioner.errors import CaptionerError, ImageNotFoundError, MissingExtraError
 from captioner.shared.paths import is_web_address
-from captioner_serving.batch.inputs.photos import Photo
+from captioner_serving.batch.inputs.photos import Photo, check_size
 from captioner_serving.networks import PublicTransport, Transport, stream_url
 
 if TYPE_CHECKING:
@@ -50,29 +44,21 @@ class RemotePhoto(Photo):
 
     def read(self) -> bytes:
         """See Photo."""
-        url = self.url
         for attempt in range(1, _TRIES + 1):
+            data = bytearray()
             try:
-                data = bytearray()
-                with _open(url, self.policy) as pieces:
+                with _open(self.url, self.policy) as pieces:
                     for piece in pieces:
                         data += piece
-                        if len(data) > LARGEST_FILE:
-                            break
+                        check_size(self.url, len(data))
                 break
             except CaptionerError:
                 raise
-            except CertificatesError as error:
-                raise ImageNotFoundError(f"{url} cannot be read: {error}") from error
             except Exception as error:  # each file system has its own exceptions
-                if attempt < _TRIES and _is_temporary(error):
-                    time.sleep(attempt)
-                    continue
-                raise ImageNotFoundError(
-                    f"{url} cannot be read ({reason_of(error)}): check the URL"
-                ) from error
-        if len(data) > LARGEST_FILE:
-            raise ImageTooLargeError(f"{url} has more than {LARGEST_FILE:,} bytes: is it a photo?")
+                if attempt == _TRIES or not _is_temporary(error):
+                    reason = f"{self.url} cannot be read ({reason_of(error)}): check the URL"
+                    raise ImageNotFoundError(reason) from error
+                time.sleep(attempt)
         return bytes(data)
 
 
@@ -125,7 +111,7 @@ def _open(url: str, policy: AddressPolicy) -> Iterator[Iterator[bytes]]:
 def _is_temporary(error: Exception) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
-    permanent = FileNotFoundError | PermissionError | ValueError
+    permanent = FileNotFoundError | PermissionError | ValueError | CertificatesError
     permanent |= httpx.InvalidURL | httpx.UnsupportedProtocol
     is_private = isinstance(error.__cause__, ValueError)  # see check_address
     return not isinstance(error, permanent) and not is_private

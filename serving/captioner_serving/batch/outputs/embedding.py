@@ -7,6 +7,8 @@ import re
 import stat
 import struct
 import subprocess
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import zip_longest
 
@@ -15,7 +17,6 @@ from PIL import ExifTags, Image, ImageFile, IptcImagePlugin, TiffImagePlugin
 from captioner.errors import CaptionerError, OutputError
 from captioner.photos.orientation import exif_entries
 from captioner.shared.files import IS_WINDOWS
-from captioner.shared.text import counted
 from captioner_serving.batch.outputs.xmp import DESCRIPTION, texts_in
 
 _SECONDS = 120.0  # for one call, and 10 more for each photo
@@ -44,69 +45,53 @@ def read_own_texts(path: str) -> dict[str, str]:
         return {}
 
 
-class Embedder:
-    """Copies sidecars into their JPEG files, with one call of exiftool for many photos.
+def embed(sidecars: Mapping[str, str], counts: Counter[str]) -> dict[str, OutputError]:
+    """Copy sidecars into their JPEG files, with one call of exiftool; return errors by photo.
 
     Only missing tags are written. exiftool keeps the original as photo.jpg_original.
 
-    Attributes:
-        written: the number of photos that were changed.
-        left: the number of photos that must not be changed: other formats than JPEG, read-only
-            files, links, and photos with a description in IPTC or EXIF.
-    """
-
-    def __init__(self) -> None:
-        self.written = self.left = 0
-
-    def counts(self) -> dict[str, int]:
-        """Return the counts of the summary."""
-        return {
-            f"{counted(self.written, 'photo')} with new texts embedded": self.written,
-            f"{self.left:,} without (not a writable JPEG, a link, or described)": self.left,
-        }
-
-    def embed(self, sidecars: dict[str, str]) -> dict[str, OutputError]:
-        """Copy sidecars, given by the path of the photo; return errors by path.
-
+    Args:
         sidecars: by photo.jpg, the path of photo.xmp or photo.jpg.xmp.
-        """
-        suited = {photo: path for photo, path in sidecars.items() if _may_change(photo)}
-        self.left += len(sidecars) - len(suited)
-        if not suited:
-            return {}
-        command = ["exiftool", "-config", "", "-@", "-", "-common_args", "-P", "-wm", "cg"]
-        command += ["-charset", "filename=utf8"] if IS_WINDOWS else []
-        copies = []
-        for photo, sidecar in suited.items():
-            path = os.path.abspath(photo)
-            with suppress(OSError):  # of a call that was killed
-                os.unlink(f"{path}_exiftool_tmp")
-            # %f and %e are around the last dot.
-            is_longer = sidecar == f"{photo}.xmp" and "." in os.path.basename(photo)
-            pattern = "%d%f.%e.xmp" if is_longer else "%d%f.xmp"
-            copies.append(("-tagsFromFile", pattern, "-XMP:all", path, "-echo4", _END))
-        lines = "\n-execute\n".join(map("\n".join, copies)) + "\n"
-        pipe = subprocess.PIPE
-        with subprocess.Popen(  # in another session, because Ctrl-C must not end it
-            command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        ) as process:
-            try:
-                limit = _SECONDS + 10 * len(suited)
-                counts, messages = process.communicate(os.fsencode(lines), timeout=limit)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return {photo: _failure(photo, "it took too long") for photo in suited}
-            except KeyboardInterrupt:  # exiftool finishes: it may be replacing a photo
-                process.communicate()
-                raise
-        self.written += sum(map(int, re.findall(rb"(\d+) image files updated", counts)))
-        *reports, rest = os.fsdecode(messages.replace(b"\r\n", b"\n")).split(f"{_END}\n")
-        errors = {}
-        for photo, report in zip_longest(suited, reports, fillvalue=f"Error: {rest}"):
-            if problem := re.search(r"^(?:Error|Warning(?=: Error opening)): (.*)$", report, re.M):
-                reason = problem[1].removesuffix(f" - {os.path.abspath(photo)}").strip()
-                errors[photo] = _failure(photo, reason or f"status {process.returncode}")
-        return errors
+        counts: counts photos that were changed ("embedded"), and that must not be ("left"): other
+            formats than JPEG, read-only files, links, and photos described in IPTC or EXIF.
+    """
+    suited = {photo: path for photo, path in sidecars.items() if _may_change(photo)}
+    counts["left"] += len(sidecars) - len(suited)
+    if not suited:
+        return {}
+    command = ["exiftool", "-config", "", "-@", "-", "-common_args", "-P", "-wm", "cg"]
+    command += ["-charset", "filename=utf8"] if IS_WINDOWS else []
+    copies = []
+    for photo, sidecar in suited.items():
+        path = os.path.abspath(photo)
+        with suppress(OSError):  # of a call that was killed
+            os.unlink(f"{path}_exiftool_tmp")
+        # %f and %e are around the last dot.
+        is_longer = sidecar == f"{photo}.xmp" and "." in os.path.basename(photo)
+        pattern = "%d%f.%e.xmp" if is_longer else "%d%f.xmp"
+        copies.append(("-tagsFromFile", pattern, "-XMP:all", path, "-echo4", _END))
+    lines = "\n-execute\n".join(map("\n".join, copies)) + "\n"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(  # in another session, because Ctrl-C must not end it
+        command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as process:
+        try:
+            limit = _SECONDS + 10 * len(suited)
+            said, messages = process.communicate(os.fsencode(lines), timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return {photo: _failure(photo, "it took too long") for photo in suited}
+        except KeyboardInterrupt:  # exiftool finishes: it may be replacing a photo
+            process.communicate()
+            raise
+    counts["embedded"] += sum(map(int, re.findall(rb"(\d+) image files updated", said)))
+    *reports, rest = os.fsdecode(messages.replace(b"\r\n", b"\n")).split(f"{_END}\n")
+    errors = {}
+    for photo, report in zip_longest(suited, reports, fillvalue=f"Error: {rest}"):
+        if problem := re.search(r"^(?:Error|Warning(?=: Error opening)): (.*)$", report, re.M):
+            reason = problem[1].removesuffix(f" - {os.path.abspath(photo)}").strip()
+            errors[photo] = _failure(photo, reason or f"status {process.returncode}")
+    return errors
 
 
 def check_exiftool() -> None:

@@ -21,7 +21,7 @@ from captioner.shared.tables import decode_text
 from captioner.shared.text import counted, json_line
 from captioner_serving.batch.config import BatchConfig
 from captioner_serving.batch.inputs.photos import Photo, PhotoFile, name_on_disk
-from captioner_serving.batch.outputs.embedding import read_own_texts
+from captioner_serving.batch.outputs.embedding import embed, read_own_texts
 from captioner_serving.batch.outputs.written import WrittenFiles, read_existing
 from captioner_serving.batch.outputs.xmp import DESCRIPTION, merge_xmp
 from captioner_serving.batch.wording import Existing, combine, combine_keywords, sentence
@@ -48,12 +48,16 @@ class SidecarWriter:
         self._config, self.log = config, log
         self._folder: tuple[str | None, dict[str, list[str]]] = None, {}
         self.counts: Counter[str] = Counter()
+        self._to_embed: dict[str, tuple[str, str]] = {}  # sidecars and names by photo
 
-    def write(self, photo: Photo, record: dict[str, Any]) -> str | None:
-        """Write the sidecar of a photo; return its path, or None if the photo needs no sidecar.
+    def embed(self) -> dict[str, OutputError]:
+        """Embed the sidecars written since the last call; return errors by the photo's name."""
+        waiting, self._to_embed = self._to_embed, {}
+        errors = embed({path: sidecar for path, (sidecar, _) in waiting.items()}, self.counts)
+        return {waiting[path][1]: error for path, error in errors.items()}
 
-        Raises OutputError.
-        """
+    def write(self, photo: Photo, record: dict[str, Any]) -> None:
+        """Write the sidecar of a photo, unless it needs none. Raises OutputError."""
         if photo.path is None:
             raise OutputError(f"{photo.name} is not a file on disk; it cannot have a sidecar")
         place = self._path(photo.path)
@@ -71,23 +75,22 @@ class SidecarWriter:
             data = old if new is None else new
             whole = data and self._content(path, data, record, {}, "overwrite")
             self.counts["withheld"] += data is None or whole not in (None, data)
-        if new is None or new == old:
-            self.counts["kept"] += new is None and old is not None
-            self.counts["written"] += new is not None
-            return place if old is not None else None
-        if not is_inside(path, os.path.dirname(place)):
-            raise OutputError(
-                f"{place} is a symbolic link to {path}, outside its folder: replace it with a file"
-            )
-        if self.log is not None:
-            self.log.write(path, new, old=old)
-        else:
-            with replace_file(path) as file:
-                file.write(new)
-        self.counts["written"] += 1
-        is_replaced = existing == "overwrite" and bool((old or b"").strip())
-        self.counts["replaced"] += is_replaced
-        return place
+        if new is not None and new != old:
+            if not is_inside(path, os.path.dirname(place)):
+                raise OutputError(
+                    f"{place} is a symbolic link to {path}, outside its folder: replace it with a "
+                    "file"
+                )
+            if self.log is not None:
+                self.log.write(path, new, old=old)
+            else:
+                with replace_file(path) as file:
+                    file.write(new)
+            self.counts["replaced"] += existing == "overwrite" and bool((old or b"").strip())
+        self.counts["kept"] += new is None and old is not None
+        self.counts["written"] += new is not None
+        if self._config.embed and (new is not None or old is not None):
+            self._to_embed[photo.path] = place, photo.name
 
     def summary(self) -> dict[str, int]:
         """Return the counts of the summary."""
@@ -99,10 +102,12 @@ class SidecarWriter:
             longer: counts["renamed"],
             f"{counts['withheld']:,} by a person not written, because the photos have other texts "
             "(--existing overwrite replaces them)": counts["withheld"],
-            f"{counted(counts['described'], 'photo')} with their own description": counts[
-                "described"
-            ],
-        }
+            f"{counted(counts['described'], 'photo')} with their own description":
+                counts["described"],
+            f"{counted(counts['embedded'], 'photo')} with new texts embedded": counts["embedded"],
+            f"{counts['left']:,} without (not a writable JPEG, a link, or described)":
+                counts["left"],
+        }  # fmt: skip
 
     def _path(self, photo: str) -> str:
         """Return the sidecar's path, with the photo's stem, or its name if photos share a stem."""
@@ -182,7 +187,7 @@ def find_photo(name: str, root: str | None) -> PhotoFile:
         raise OutputError(
             f"there is no photo {file} for a sidecar: set the base folder of names with --root"
         )
-    return PhotoFile(name=name, file=file)
+    return PhotoFile(name=name, path=file)
 
 
 def _is_same(path: str, other: str) -> bool:
