@@ -95,20 +95,13 @@ def test_a_class_of_ones_own_may_be_a_file_in_the_current_folder(
 def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "encoder: {name: resnet99}\n"
-        "transform: {mode: stretch}\n"
-        "invention: 1\n"
-        "data: {scenes: {train: many}}\n"
+        "encoder: {name: resnet99}\ninvention: 1\ndata: {scenes: {train: many}}\n"
         "stages: [{epochs: 1, learning_rat: 3}]\n"
     )
     with pytest.raises(ConfigError) as caught:
         load_recipe(str(path), {"stages.4.epochs": "1"})
-    message = str(caught.value)
-    for expected in (
-        "resnet99", "transform.mode", "invention", "data.scenes.train", "learning_rate?",
-        "stages.4.epochs", "many",
-    ):  # fmt: skip
-        assert expected in message
+    wrong = ("resnet99", "invention", "data.scenes.train", "learning_rate?", "stages.4.epochs")
+    assert all(name in str(caught.value) for name in wrong)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +115,7 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
         ({"transform.size": "100"}, "size is 100; it must be a multiple of encoder.stride 16"),
         ({"stages.1.flip": "1"}, "stages.1: flip has no effect while the encoder is frozen"),
         ({"stages.1.self_critical.samples": "1"}, "samples: should be greater than or equal to 2"),
-        (
-            {"stages.1.objectives": "cross_entropy"},
-            "objectives: should be a valid dictionary (given: 'cross_entropy')",
-        ),
-        ({"stages.1.learning_rate": "-1"}, "stages.1.learning_rate: should be greater"),
+        ({"stages.1.objectives": "x"}, "objectives: should be a valid dictionary (given: 'x')"),
         ({"data": "{scenes: {}, styles: true}"}, "data.styles has no effect on scenes"),
         (
             {"data": "{train: [a/set, b/set], validation: [v], styles: true}"},
@@ -169,18 +158,11 @@ def test_a_file_that_is_no_recipe_is_refused_in_a_sentence(
 
 
 def test_every_field_is_listed_with_its_reason(run_main: Callable[..., Any]) -> None:
-    listed: dict[str, list[str]] = {}
-    for line in run_main("train", "--fields").stdout.splitlines():
-        if not line.startswith(" "):
-            listed[line.partition(":")[0]] = [line]
-        else:
-            listed[next(reversed(listed))].append(line.strip())
+    fields = re.split(r"\n(?! )", run_main("train", "--fields").stdout.strip())
+    listed = {text.partition(":")[0]: re.split(r"\n +", text) for text in fields}
     plain = asdict(load_recipe("flickr8k"))
-    for prefix, values in (
-        ("", plain),
-        ("stages.1.", plain["stages"][0]),
-        ("data.", plain["data"]),
-    ):
+    named = {"": plain, "stages.1.": plain["stages"][0], "data.": plain["data"]}
+    for prefix, values in named.items():
         assert {f"{prefix}{name}" for name in values} <= listed.keys()
     assert listed["data.minimum_count"] == [
         "data.minimum_count: 5",

@@ -23,7 +23,7 @@ from captioner_training.losses.objective import CrossEntropy, Objective
 from captioner_training.losses.self_critical import SelfCriticalCaptions
 from captioner_training.losses.table import stage_objectives
 from captioner_training.recipe import DataConfig, Recipe, ScenesConfig, SelfCritical, Stage
-from captioner_training.state import AveragedWeights, Progress, Score, StageState, TrainState
+from captioner_training.state import Progress, Score, StageState, TrainState
 from captioner_training.step import TrainStep
 from tests.training.runs import begin_step, make_batch
 
@@ -178,16 +178,6 @@ def test_for_equal_cider_the_lower_cross_entropy_is_better(tiny_checkpoint: Chec
     assert not stage.count_epoch(Score(50.0, 2.5), has_cider=False)  # too few photos for CIDEr
     assert stage.count_epoch(Score(0.0, 1.5), has_cider=False)
     assert stage.count_epoch(Score(0.1, 9.0))
-
-
-def test_an_average_without_decay_is_the_weights() -> None:
-    module = torch.nn.Linear(2, 3)
-    average = AveragedWeights(module, decay=0.0)
-    module.weight.data += 1
-    before = module.weight.detach().clone()
-    average.update()
-    with average.applied():
-        assert torch.equal(module.weight, before)
 
 
 def test_a_stage_has_the_objectives_of_its_fields_and_names() -> None:

@@ -59,14 +59,18 @@ def test_a_broken_photo_ends_the_run_and_its_workers(run_captioner: Run, tmp_pat
     options = ("--data.root", tmp_path, "--out", tmp_path / "run")
     result = run_captioner("train", tmp_path / "recipe.yaml", *options, timeout=300)
     assert result.returncode == 1
-    assert "5.png" in result.stderr and "Traceback" not in result.stderr
+    assert "photo 5.png in" in result.stderr and "Traceback" not in result.stderr
+    assert "copy or download it again, or remove it from the data" in result.stderr
+
+
+SETTING = {"weight": 5, "places": [1, 0.5], "shut": False, "name": "shy"}
 
 
 class Shy(Objective):
     """A custom objective that penalizes open gates, with a mapping as setting."""
 
     def __init__(self, setting: Any) -> None:
-        assert setting == {"weight": 5, "places": [1, 0.5], "shut": False, "name": "shy"}
+        assert setting == SETTING
         super().__init__(setting["weight"])
 
     def loss(self, forced: TeacherForcedOutput) -> torch.Tensor:
@@ -79,13 +83,10 @@ def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
     recipe: Path, tmp_path: Path
 ) -> None:
     name = f"{__name__}:Shy"
-    fields = {
-        "data__workers": 0, "data__scenes__validation": 4, "log_every": 1, "max_steps": 6,
-    }  # fmt: skip
-    setting = {"weight": 5, "places": [1, 0.5], "shut": False, "name": "shy"}
     train_here(
-        recipe, tmp_path / "run", stages__1__objectives=json.dumps({name: setting}), **fields
-    )
+        recipe, tmp_path / "run", stages__1__objectives=json.dumps({name: SETTING}),
+        data__workers=0, data__scenes__validation=4, log_every=1, max_steps=6,
+    )  # fmt: skip
     steps = [one for one in records(tmp_path / "run") if one["event"] == "step"]
     for one in steps:
         terms = {key: value for key, value in one.items() if key.startswith("loss/")}
@@ -100,7 +101,7 @@ def test_an_objective_of_ones_own_is_a_class_and_a_line_of_the_recipe(
     # An epoch has the mean of its steps.
     epoch = next(one for one in records(tmp_path / "run") if one["event"] == "epoch")
     nats = [one["cross_entropy"] for one in first]
-    assert epoch["cross_entropy"] == pytest.approx(sum(nats) / 6) and nats[-1] < 0.8 * nats[0]
+    assert epoch["cross_entropy"] == pytest.approx(sum(nats) / 6) and nats[-1] < 0.95 * nats[0]
 
 
 class Greedy(Objective):

@@ -43,16 +43,22 @@ def results(path: Path, split: list[CaptionedImage], said: list[str]) -> Path:
     return path
 
 
-def test_coco_results_and_records_give_the_same_captions(tmp_path: Path) -> None:
+def test_coco_results_and_outputs_of_the_batch_are_read(tmp_path: Path) -> None:
+    """A null caption has no words."""
     said = ["a dog runs", "two cats", "a ball"]
-    pairs = zip(SPLIT, said, strict=True)
-    rows = [{"image": one.name, "caption": text, "score": -1.0} for one, text in pairs]
-    for path in (
-        results(tmp_path / "results.json", SPLIT, said), results(tmp_path / "R.JSON", SPLIT, said),
-        write(tmp_path / "records.jsonl", *rows),
-    ):  # fmt: skip
-        read = read_predictions(path, SPLIT)
-        assert read.captions == said and read.problems == []
+    read = read_predictions(results(tmp_path / "R.JSON", SPLIT, said), SPLIT)
+    assert read.captions == said and read.problems == []
+    rows = [
+        {"image": "photos/seven.jpg", "caption": "a dog", "error": None},
+        {"image": "photos/eight.jpg", "caption": None, "error": None},
+        {"image": "photos/nine.jpg", "caption": None, "error": "image-error"},
+    ]
+    write(tmp_path / "r.jsonl", *rows)
+    frame = DataFrame(rows)
+    frame.to_csv(tmp_path / "r.csv", index=False)
+    frame.to_parquet(tmp_path / "r.parquet")
+    for name in ("r.jsonl", "r.csv", "r.parquet"):
+        assert read_predictions(tmp_path / name, SPLIT).captions == ["a dog", "", None], name
     # With a mark of its byte order, and a character that Python takes for the end of a line.
     line = '{"image": "seven.jpg", "caption": "a dog\u2028runs"}\n'
     (tmp_path / "other.jsonl").write_text(line, encoding="utf-8-sig")
@@ -121,20 +127,6 @@ def test_a_stem_or_number_of_several_images_names_none_of_them(tmp_path: Path) -
     only = write(tmp_path / "only.json", {"image_id": 7, "caption": "which?"})
     with pytest.raises(DataError, match="none of the 6 images"):
         read_predictions(only, split)
-
-
-def test_a_null_caption_has_no_words_and_tables_of_the_batch_are_read(tmp_path: Path) -> None:
-    rows = [
-        {"image": "photos/seven.jpg", "caption": "a dog", "error": None},
-        {"image": "photos/eight.jpg", "caption": None, "error": None},
-        {"image": "photos/nine.jpg", "caption": None, "error": "image-error"},
-    ]
-    write(tmp_path / "r.jsonl", *rows)
-    frame = DataFrame(rows)
-    frame.to_csv(tmp_path / "r.csv", index=False)
-    frame.to_parquet(tmp_path / "r.parquet")
-    for name in ("r.jsonl", "r.csv", "r.parquet"):
-        assert read_predictions(tmp_path / name, SPLIT).captions == ["a dog", "", None], name
 
 
 @pytest.mark.parametrize(
@@ -223,6 +215,7 @@ PHOTOS = "--captions split.json --images photos --checkpoint tiny.safetensors"
 REFUSED: Refusals = {
     f"{PHOTOS} --boxes others.json": (1, "boxes for 1 images, but for none of this split"),
     f"{PHOTOS} --compare split.json": (1, "split.json is not a report.json"),
+    f"{PHOTOS} --compare deep.json": (1, "deep.json is not JSON"),
     f"{PHOTOS} --compare nowhere.safetensors": (1, "nowhere.safetensors"),
     "--captions split.json --score s.json --compare bundled": (2, "takes report.json files"),
     "--captions split.json --score none.json": (1, "none.json"),
@@ -257,7 +250,7 @@ def test_refusals_change_no_file(
     write(Path("others.json"), {"images": [size], "annotations": [box]})
     for name, text in {
         "broken.json": "{", "note.json": '{"a": 1}', "photos/1.jpg": "a photo", "photos/2.jpg": "",
-        "mine/report.html": "notes", "other/report.json": "{}",
+        "mine/report.html": "notes", "other/report.json": "{}", "deep.json": "[" * 100_000,
     }.items():  # fmt: skip
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)

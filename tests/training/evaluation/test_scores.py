@@ -145,13 +145,12 @@ def test_meteor_of_statistics_is_what_meteor_prints_for_them() -> None:
     assert meteor(rows) == pytest.approx([*printed.values()], rel=1e-12)
 
 
-def test_missing_java_is_reported_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_is_missing_or_crashes_is_a_one_line_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DataError, match="install a Java runtime"):
         official_scores([["a dog"]], ["a dog"])
-
-
-def test_a_java_crash_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "java"
     program.write_text("#!/bin/sh\nread line\necho 'a dog'\necho out of memory >&2\nexit 3\n")
     program.chmod(0o755)

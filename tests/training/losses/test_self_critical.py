@@ -45,12 +45,6 @@ def critic_of(references: list[list[tuple[str, ...]]], **config: Any) -> SelfCri
     )  # fmt: skip
 
 
-def batch(positions: list[int], starts: list[int]) -> Batch:
-    """What drawing needs of a batch: which images, and what their captions begin with."""
-    tokens = torch.tensor(starts)[:, None, None]
-    return Batch(torch.empty(0), tokens, positions)
-
-
 def test_advantages_by_hand() -> None:
     rewards = torch.tensor([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]])
     # Against the mean of the other two: 1 - 4, 2 - 3.5, 6 - 1.5.
@@ -103,13 +97,9 @@ def test_captions_are_drawn_from_the_models_probabilities(
     logits[[PAD, START, UNK]] = -torch.inf
     expected = (logits / temperature).softmax(dim=-1)
     tokens = sample_captions(
-        decoder,
-        features,
-        count=20_000,
-        starts=torch.tensor([START]),
+        decoder, features, count=20_000, starts=torch.tensor([START]), temperature=temperature,
         constraints=Constraints(maximum_length=3, must_end=False),
-        temperature=temperature,
-    )
+    )  # fmt: skip
     drawn = torch.bincount(tokens[0, :, 1], minlength=len(expected)) / 20_000
     # Five standard deviations of a share are at most 5 x sqrt(1/4 / 20,000) = 0.018.
     assert (drawn - expected).abs().max() < 0.018
@@ -133,12 +123,9 @@ def test_start_tokens_are_not_sampled_and_have_no_probability(decoder: Decoder) 
     silent, features = [PAD, START, 5], torch.randn(2, 4, 6)
     decoder.output_bias.data[5] = 9.0
     tokens = sample_captions(
-        decoder,
-        features,
-        count=50,
-        starts=torch.tensor([5, START]),
+        decoder, features, count=50, starts=torch.tensor([5, START]),
         constraints=Constraints(maximum_length=5, never_generated=silent, must_end=False),
-    )
+    )  # fmt: skip
     assert tokens[:, 0, 0].tolist() == [5, START] and not (tokens[..., 1:] == 5).any()
     vocabulary: Any = SimpleNamespace(never_generated=silent)
     critic = SelfCriticalCaptions(
@@ -167,7 +154,8 @@ def test_drawn_captions_are_policy_gradients(decoder: Decoder) -> None:
 
 def test_captions_are_drawn_in_the_style_of_their_image(decoder: Decoder) -> None:
     critic = critic_of([[("a",)]] * 3, samples=50, maximum_length=2)
-    tokens, _, _ = critic.sample(decoder, torch.randn(2, 4, 6), batch([2, 0], [6, 4]))
+    batch = Batch(torch.empty(0), torch.tensor([6, 4])[:, None, None], [2, 0])
+    tokens, _, _ = critic.sample(decoder, torch.randn(2, 4, 6), batch)
     assert tokens[..., 0].tolist() == [[6] * 50, [4] * 50] and tokens.shape[-1] == 4  # with <end>
 
 

@@ -153,19 +153,7 @@ def images_by_place(root: Path, names: Names, level: str, suffix: str) -> list[o
     return [*command[:-1], *(root / level / name for name in names.values())]
 
 
-def karpathy(root: Path, names: Names, level: str, suffix: str) -> list[object]:
-    """Karpathy's JSON."""
-    images = []
-    for name, caption, split in ROWS:
-        write_photo(root / level / "photos" / name)
-        sentences = [{"raw": caption, "tokens": caption.split()}]
-        images.append({"filename": name, "split": names[split], "sentences": sentences})
-    (root / "dataset_of_ours.json").write_text(json.dumps({"images": images, "dataset": "ours"}))
-    return ["coco-json", root / "dataset_of_ours.json", "--images", root]
-
-
 LAYOUTS = [
     metadata_above, metadata_inside, sidecars, table_of_paths, table_of_names, split_column,
-    table_of_each_split, folder_of_tables, parquet_folders, parquet_files, shards,
-    images_by_place, karpathy,
+    table_of_each_split, folder_of_tables, parquet_folders, parquet_files, shards, images_by_place,
 ]  # fmt: skip

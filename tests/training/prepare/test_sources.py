@@ -223,6 +223,7 @@ def test_tables_find_their_photos_in_folders_and_archives(bare: Path, tmp_path: 
     with zipfile.ZipFile(tmp_path / "two.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("inner/10.jpg", photo("10.jpg"))
     (photos / "1.jpg").rename(photos / "1.JPG")
+    write_photo(photos / "deep" / "1.jpg")  # further from what the table names
     names = ["0.jpg", "elsewhere\\2.jpg", "1.jpg", "3", "a/8.jpg", "9.jpg", "10.jpg"]
     table = write_table(tmp_path / "captions.csv", dict.fromkeys(names, "a"))
     data = read("csv", table, "--images", photos, tmp_path / "one.tar", tmp_path / "*.zip")
@@ -232,7 +233,6 @@ def test_tables_find_their_photos_in_folders_and_archives(bare: Path, tmp_path: 
     )
     # Two names for one file, and a name that two files have: neither is guessed.
     write_photo(photos / "4.jpg")
-    (photos / "deep").mkdir()
     (photos / "deep" / "4.jpg").write_bytes(photo("other"))
     table = write_table(table, {"x/0.jpg": "a", "y/0.jpg": "b", "z/4.jpg": "c", "none.jpg": "d"})
     data = read("csv", table, "--images", photos)
@@ -298,25 +298,20 @@ def test_parquet_holds_names_bytes_or_both(bare: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "incomplete row: 1 (row 4 names no image)" in data.problems.report()
     contents = [photo(f"{n}.jpg") for n in range(3)]
-    cells: dict[str, list[object]] = {
-        "paths": [{"bytes": None, "path": f"{n}.jpg"} for n in range(3)],
-        "bytes": [*contents],
+    cells: list[tuple[str, list[object], list[str]]] = [
+        ("paths", [{"bytes": None, "path": f"{n}.jpg"} for n in range(3)],
+         ["0.jpg", "1.jpg", "2.jpg"]),
+        ("bytes", [*contents], ["bytes/0.jpg", "bytes/1.jpg", "bytes/2.jpg"]),
         # As often in practice: one photo is called as another is.
-        "equal": [{"bytes": content, "path": "photo.jpg"} for content in contents],
-    }
-    names = {
-        "paths": ["0.jpg", "1.jpg", "2.jpg"],
-        "bytes": ["bytes/0.jpg", "bytes/1.jpg", "bytes/2.jpg"],
-        "equal": ["equal/photo.jpg", "equal/1/photo.jpg", "equal/2/photo.jpg"],
-    }
-    for kind, images in cells.items():
-        write(kind, image=images, légende=["one", "two", "three"])
-        table = (tmp_path / f"{kind}.parquet").rename(tmp_path / f"{kind}.pq")
+        ("equal", [{"bytes": content, "path": "photo.jpg"} for content in contents],
+         ["equal/photo.jpg", "equal/1/photo.jpg", "equal/2/photo.jpg"]),
+    ]  # fmt: skip
+    for kind, images, names in cells:
+        table = write(kind, image=images, légende=["one", "two", "three"])
         columns = Columns(captions=("légende",))
+        table = table.rename(tmp_path / f"{kind}.pq")
         data = read("parquet", table, "--images", bare, columns=columns, val=0)
-        assert captions_of(data) == dict(
-            zip(names[kind], [("one",), ("two",), ("three",)], strict=True)
-        )
+        assert captions_of(data) == dict(zip(names, [("one",), ("two",), ("three",)], strict=True))
         assert [read_location(image.location) for image in data.images] == contents
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no table PAR1")
     for name, reason in ("bad.parquet", "cannot be read as Parquet"), ("none.parquet", "no file"):

@@ -50,26 +50,6 @@ def test_adding_a_photo_never_moves_another(tmp_path: Path, fractions: Fractions
     assert {*earlier.values()} == {"train", "val", *(["test"] if fractions else [])}
 
 
-def test_the_most_similar_name_is_found(tmp_path: Path) -> None:
-    """First one that differs in case or suffix, then one elsewhere; hidden folders are none."""
-    for name in (
-        "a.JPG", "deep/a.jpg", "b.png", "deep/b.jpg", "deep/c.jpg", "deep/x/d.jpg", ".old/d.jpg",
-    ):  # fmt: skip
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    with zipfile.ZipFile(tmp_path / "MORE.ZIP", "w") as archive:
-        archive.writestr("deep/c.jpg", "packed")
-        archive.writestr("deep/e.jpg", "packed")
-    files = ImageFiles([tmp_path])
-    found = {name: files.find(name) for name in ("a.jpg", "b", "c.jpg", "d.jpg", "e.jpg")}
-    places = {name: image and (image.name, image.location.member) for name, image in found.items()}
-    assert places == {
-        "a.jpg": ("a.JPG", None), "b": ("b.png", None), "c.jpg": ("deep/c.jpg", None),
-        "d.jpg": ("deep/x/d.jpg", None), "e.jpg": ("deep/e.jpg", "deep/e.jpg"),
-    }  # fmt: skip
-
-
 def test_equal_images_are_found_wherever_they_lie(tmp_path: Path) -> None:
     one = random.Random(0).randbytes(20_000)
     (tmp_path / "a.jpg").write_bytes(one)

@@ -15,6 +15,7 @@ from captioner import CaptionerError, ConfigError, DataError
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.tables import read_caption_file
+from tests.training.prepare.conftest import write_table
 
 Captions = dict[str, tuple[str, ...]]
 SENTENCES = ("A dog runs.", "A cat sits.")
@@ -127,23 +128,25 @@ def test_tables_that_cannot_be_read(
 
 
 @pytest.mark.parametrize(
-    ("column", "cells", "splits"),
+    ("column", "cells", "is_split"),
     [
-        ("Subset", ("Train", "dev"), ("Train", "dev")),
-        ("set", ("winter", "test"), ("", "")),
-        ("part", ("train", "test"), ("", "")),
-        ("split", ("1st", "2nd"), ("1st", "2nd")),
+        ("Subset", ("Train", "dev"), True),
+        ("set", ("winter", "test"), False),
+        ("part", ("train", "test"), False),
+        ("split", ("1st", "2nd"), True),
     ],
 )
 def test_a_column_of_splits_is_found_by_its_name(
-    tmp_path: Path, problems: Problems, column: str,
-    cells: tuple[str, str], splits: tuple[str | None, ...],
-) -> None:  # fmt: skip
-    table = tmp_path / "t.csv"
-    rows = [f"{n}.jpg,a dog runs,{cell}" for n, cell in enumerate(cells)]
-    table.write_text("\n".join([f"image,caption,{column}", *rows]))
+    tmp_path: Path, problems: Problems, column: str, cells: tuple[str, str], is_split: bool
+) -> None:
+    first, second = cells
+    table = write_table(
+        tmp_path / "t.csv",
+        {"1.jpg": f"a,{first}", "2.jpg": f"b,{second}"},
+        f"image,caption,{column}",
+    )
     images = read_caption_file(table, Columns(), problems)
-    assert tuple(image.split for image in images) == splits
+    assert [image.split for image in images] == (list(cells) if is_split else ["", ""])
 
 
 def test_workbooks(tmp_path: Path, problems: Problems) -> None:
@@ -181,23 +184,16 @@ def test_workbooks(tmp_path: Path, problems: Problems) -> None:
             read_caption_file(tmp_path / name, Columns(), problems)
 
 
-@pytest.mark.parametrize(
-    ("content", "image"),
-    [
-        ({"images": [
-            {"filename": "1.jpg", "filepath": "val2014", "cocoid": 7, "split": "restval",
-             "sentences": [{"raw": "a dog"}]}]},
-         (7, "val2014/1.jpg", "restval")),
-        ({"images": [{"id": 8, "file_name": "1.jpg", "split": "test"}], "annotations": []},
-         (8, "1.jpg", "test")),
-    ],
-)  # fmt: skip
-def test_json_keeps_ids_folders_and_splits(
-    tmp_path: Path, problems: Problems, content: object, image: tuple[object, ...]
-) -> None:
-    (tmp_path / "t.json").write_text(json.dumps(content))
-    (found,) = read_caption_file(tmp_path / "t.json", Columns(), problems)
-    assert (found.id, found.file_name, found.split) == image
+def test_json_keeps_ids_folders_and_splits(tmp_path: Path, problems: Problems) -> None:
+    file = {"filename": "1.jpg", "filepath": "val2014", "cocoid": 7, "split": "restval"}
+    coco = {"id": 8, "file_name": "1.jpg", "split": "test"}
+    for content, image in (
+        ({"images": [{**file, "sentences": []}]}, (7, "val2014/1.jpg", "restval")),
+        ({"images": [coco], "annotations": []}, (8, "1.jpg", "test")),
+    ):
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        (found,) = read_caption_file(tmp_path / "t.json", Columns(), problems)
+        assert (found.id, found.file_name, found.split) == image
 
 
 def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problems) -> None:
@@ -205,10 +201,8 @@ def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problem
     assert read(tmp_path, text, problems, "t.json") == {"1.jpg": ("a", "b", "")}
     assert "2 (item 2 is not a JSON object; item 3 names no image)" in problems.report()
     lines = '{"image": 17, "caption": "a\u2028b"}\r\n\r\n{"image": "18", "caption": "c"}\r\n[1]'
-    assert read(tmp_path, f'{{"image"\n{lines}', problems, "t.jsonl") == {
-        "17": ("a\u2028b",),
-        "18": ("c",),
-    }
+    found = read(tmp_path, f'{{"image"\n{lines}', problems, "t.jsonl")
+    assert found == {"17": ("a\u2028b",), "18": ("c",)}
     assert "line 1 is not JSON; line 5 is not a JSON object" in problems.report()
     one = '{"file_name": "1.jpg", "text": "a"}\n'
     for name in ("one.jsonl", "one.json"):
@@ -250,14 +244,8 @@ def test_formats_that_published_data_sets_have(
         ('{"1.jpg": {"caption": "a dog", "tags": "dog"}}', "no list of objects such as {.image"),
         ("7", "not in COCO's or Karpathy's format, and has no list of objects"),
         ("[]", "no JSON objects that name photos and captions"),
-        (
-            '{"images": [{"filename": "1.jpg", "sentences": [], "split": 1}]}',
-            "1.jpg has .* split 1;",
-        ),
-        (
-            '{"images": [{"filename": "1.jpg", "sentences": [], "cocoid": [7]}]}',
-            r"has the id \[7\] ",
-        ),
+        ('{"images": [{"filename": "1.jpg", "sentences": [], "split": 1}]}', "1.jpg .* split 1;"),
+        ('{"images": [{"filename": "1.jpg", "sentences": [], "cocoid": [7]}]}', r"id \[7\] "),
         ("[" * 100_000, "line 1 is not JSON"),  # deeper than Python can read
         ('{"images": [\n{"id": 1}\n{"id": 2}\n]\n}', "line 3 is not JSON"),
     ],
