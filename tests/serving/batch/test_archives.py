@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from captioner import ImageNotFoundError
-from captioner.shared.archives import open_zip
 from captioner_serving.batch.inputs.archives import archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo
 from captioner_serving.batch.inputs.sources import Inputs
@@ -111,9 +110,12 @@ def test_an_archive_that_is_gone_is_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ImageNotFoundError, match=rf"{path}/a\.jpg .*No such file"):
         photo.read()
-    assert lost(photos(path)) == [
-        f"{path} cannot be read to its end (No such file or directory): copy it again"
-    ]
+    (reason,) = lost(photos(path))
+    assert reason.startswith(f"{path} cannot be read to its end (No such file")
+    for suffix in (".tar", ".zip"):  # and a pipe does not block
+        os.mkfifo(tmp_path / f"pipe{suffix}")
+        (reason,) = lost(photos(tmp_path / f"pipe{suffix}"))
+        assert "it is not a regular file" in reason
 
 
 def test_a_sparse_member_is_not_read(tmp_path: Path) -> None:
@@ -150,13 +152,6 @@ def test_a_large_archive_is_read_to_its_end_and_members_of_one_name_are_numbered
     found = photos(path)
     assert [photo.name for photo in found] == [f"{path}/a.jpg{end}" for end in ("", "#2", "#3")]
     assert [photo.read() for photo in found] == pictures
-
-
-@pytest.mark.parametrize("suffix", [".tar", ".zip"])
-def test_a_pipe_with_the_name_of_an_archive_does_not_block(tmp_path: Path, suffix: str) -> None:
-    os.mkfifo(tmp_path / f"a{suffix}")
-    (reason,) = lost(photos(tmp_path / f"a{suffix}"))
-    assert "it is not a regular file" in reason
 
 
 HALF = bytes(1 << 19)
@@ -226,14 +221,3 @@ def test_what_unpacks_without_a_bound_is_named(tmp_path: Path, method: int) -> N
     path = zip_of(tmp_path / "a.zip", ("a.jpg", jpeg()), method=method)
     (reason,) = lost(photos(path))
     assert reason.startswith(f"{path}/a.jpg has compression method {method}")
-
-
-def test_a_zip_file_of_the_same_name_is_another_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in "12":
-        (folder := tmp_path / number).mkdir()
-        monkeypatch.chdir(folder)
-        with zipfile.ZipFile("a.zip", "w") as archive:
-            archive.writestr("a.txt", number)
-        assert open_zip("a.zip").read("a.txt").decode() == number

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 import time
 from dataclasses import replace
 from itertools import chain, cycle
@@ -180,35 +179,21 @@ def test_out_of_memory_halves_the_batch(
 
 
 def test_the_end_of_a_batch_depends_on_its_photos_alone(tiny: Captioner, photos: Photos) -> None:
-    """So a resumed run makes the same batches. Those that fail take no place, up to eight times."""
+    """So a resumed run makes the same batches. Those that fail take no place, up to eight times.
+
+    Settings of the process are as before the run.
+    """
+    before = gc.get_threshold(), gc.get_freeze_count(), torch.get_num_threads()
     photo = str(photos(1) / "p000.jpg")
     inputs: list[Photo] = [
         PhotoFile(name=f"{number}", path=photo) if sound else LostPhoto(name=f"{number}", reason="")
         for number, sound in enumerate([0, 1, 1, 0, 0, 1, 1, 1, *[0] * 16])
     ]
-    with LocalEngine(tiny, tiny.generation, BatchConfig(batch_size=2, workers=1)) as engine:
+    config = BatchConfig(batch_size=2, workers=1)
+    with LocalEngine(tiny, tiny.generation, config, share=2) as engine:
         batches = list(engine.run(iter(inputs)))
     assert [len(batch) for batch in batches] == [3, 4, 16, 1]
     assert [outcome.photo for outcome in chain.from_iterable(batches)] == inputs
-
-
-def test_a_run_captions_two_batches_at_a_time_and_restores_settings(
-    tiny: Captioner, photos: Photos, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each batch waits until another has begun."""
-    real, both = Captioner.caption_prepared, threading.Barrier(2)
-
-    def together(*given: Any, **more: Any) -> Any:
-        both.wait(timeout=30)
-        return real(*given, **more)
-
-    monkeypatch.setattr(Captioner, "caption_prepared", together)
-    files = [PhotoFile(name=path.name, path=str(path)) for path in sorted(photos(8).iterdir())]
-    before = gc.get_threshold(), gc.get_freeze_count(), torch.get_num_threads()
-    config = BatchConfig(batch_size=2, workers=1)
-    with LocalEngine(tiny, tiny.generation, config, share=2) as engine:
-        batches = list(engine.run(iter(files)))
-    assert [outcome.photo for outcome in chain.from_iterable(batches)] == files
     assert (gc.get_threshold(), gc.get_freeze_count(), torch.get_num_threads()) == before
 
 

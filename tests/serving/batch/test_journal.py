@@ -80,24 +80,6 @@ def test_a_failure_is_on_disk_before_its_record(
     assert list(dict.fromkeys(states)) == [(True, False), (True, True)]
 
 
-def test_a_record_is_kept_when_its_sidecar_fails(tmp_path: Path) -> None:
-    files, name = RunFiles(tmp_path / "c.jsonl"), digest("a")
-    with Journal(files, SETTINGS) as run:
-        run.add(record("a"), failure=failure("a"))
-        run.commit()
-    for problem in (failure("a"), failure("a"), None):
-        with Journal(files, SETTINGS) as run:
-            assert (run.counts, run.done, run.failed) == ([1, 1], {name}, {name})
-        with Journal(files, SETTINGS, retry_errors=True) as run:
-            assert (run.counts, run.done) == ([1, 0], set())
-            run.add(record("a"), failure=problem)
-            run.commit()
-            run.finish()
-    with Journal(files, SETTINGS) as run:
-        assert (run.counts, run.done) == ([1, 0], {name})
-    assert len(files.records.read_text().splitlines()) == 1 and not files.errors.exists()
-
-
 def test_a_killed_retry_is_resumed(tmp_path: Path) -> None:
     """Retried photos count; the others are captioned again without --retry-errors."""
     files, settings = RunFiles(tmp_path / "c.jsonl"), SETTINGS

@@ -20,7 +20,6 @@ REFUSED: Refusals = {
     "": (2, "there are no inputs: add"),
     "photos --output x.xls": (2, "it must end in .jsonl, .csv, .parquet, .json"),
     "photos --shard 0/4": (2, "in I/N, I must be from 1 to N"),
-    "photos --shard 1/x": (2, "write I/N, such as 1/4"),
     "photos --sidecar pdf": (2, "it should be 'txt', 'caption', 'json' or 'xmp'"),
     "photos --existing append": (2, "existing is 'append'; it requires sidecar"),
     "photos --embed --sidecar txt": (2, "embed requires sidecar xmp"),
@@ -33,9 +32,7 @@ REFUSED: Refusals = {
     "photos --language x-default": (2, "use a language tag"),
     "photos --batch-size 0": (2, "batch_size 0 is out of range: it should be greater"),
     "photos --beam-size 2 --captions 3": (2, "it is at most beam_size, 2"),
-    "photos --ray --workers 2": (2, "uses all CPUs of the cluster: leave out --workers"),
     "photos --dtype float8": (2, "dtype 'float8' is not one of"),
-    "photos --device quantum": (1, "no such kind of device"),
     "photos --checkpoint missing": (1, "there is no checkpoint missing"),
     # Inputs
     "t.csv": (2, "add --column"),

@@ -234,13 +234,9 @@ def test_no_two_photos_share_a_sidecar(
     ("code", "tried"), [(errno.ENOSPC, 1), (errno.EDQUOT, 1), (errno.EIO, 1), (errno.EACCES, 2)]
 )
 def test_a_full_disk_ends_the_command_and_a_file_without_permission_does_not(
-    run_main: Run,
-    photos: Photos,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    tried: int,
-) -> None:
+    run_main: Run, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    code: int, tried: int,
+) -> None:  # fmt: skip
     folder, opened = photos(2), Path.open
     write_lines(tmp_path / "r.jsonl", *map(record_of, sorted(folder.iterdir())))
 

@@ -249,10 +249,3 @@ def test_folders_of_windows_are_excluded(
     listed = _list(tmp_path, r"album\drafts\c.jpg", r"album\drafts.jpg")
     monkeypatch.setattr(os, "sep", "\\")
     assert names(lists=(listed,), exclude=(pattern,)) == [r"album\drafts.jpg"]
-
-
-def test_all_kinds_of_skipped_files_are_counted() -> None:
-    kinds = [f".k{number}" for number in range(32)]
-    counts = [skipped_entries(Counter(kinds[:number])) for number in (0, 10, 32)]
-    assert counts[:2] == ["", f"skipped: {', '.join(f'1 {kind}' for kind in kinds[:10])}"]
-    assert counts[2].endswith(", 12 of 12 other kinds")

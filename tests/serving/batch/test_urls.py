@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,8 +26,6 @@ from captioner_serving.batch.inputs import urls
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.sources import Inputs
 from captioner_serving.batch.inputs.urls import RemotePhoto
-from captioner_serving.decoding.photo import Square
-from captioner_serving.decoding.pool import Reader
 from tests.launcher import Run
 from tests.process_tree import children
 from tests.serving.batch.conftest import Photos, draw
@@ -158,25 +155,6 @@ def test_links_in_lists_are_of_allowed_schemes(tmp_path: Path) -> None:
     assert [type(photo) for photo in found] == kinds
     assert "use http, https, s3, gs" in found[0].reason  # type: ignore[attr-defined]
     assert "write an IPv6 address in full" in found[3].reason  # type: ignore[attr-defined]
-
-
-def test_a_stalled_url_is_reported_as_stalled(tiny: Captioner) -> None:
-    over = threading.Event()
-
-    class Slow(Handler):
-        def do_GET(self) -> None:  # noqa: N802
-            self.send_response(200)
-            self.end_headers()
-            with suppress(OSError):  # the client has given up
-                self.wfile.write(b"\xff\xd8")
-                over.wait()
-
-    with hosting(Slow) as server, Reader(tiny.transform.config, seconds=0.3) as reader:
-        photo = RemotePhoto(name="a.jpg", url=f"{server}/a.jpg")
-        error = reader.produce(photo, [Square(tiny.transform.config)]).result(timeout=120)[0].error
-        over.set()
-    assert error is not None and error["type"] == "image-not-found"
-    assert error["detail"].startswith("a.jpg takes more than 0.3 s to download and decode")
 
 
 def test_temporary_errors_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:

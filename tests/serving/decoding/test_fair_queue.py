@@ -109,30 +109,16 @@ def test_the_use_of_many_clients_is_forgotten_from_the_least(
     assert queue.in_order() == ["c0", "b0", "a0"]
 
 
-def test_a_closed_queue_returns_waiting_items_and_ends() -> None:
-    queue: FairQueue[str] = FairQueue(1)
-    put_all(queue, a=1)
-    queue.close()
-    assert not queue.put("late", "a")
-    assert queue.take() == ("a0", "a")
-    assert queue.take() is None
-
-
-def test_a_failure_is_raised_by_the_future_and_threads_continue() -> None:
-    with FairThreads([7], name="test") as threads:
-        with pytest.raises(ZeroDivisionError):
-            threads.submit(lambda _: 1 / 0).result(timeout=300)
-        assert threads.submit(lambda value: value).result(timeout=300) == 7
-
-
-def workers() -> list[bool]:
-    return [thread.daemon for thread in threading.enumerate() if thread.name == "test"]
-
-
 def test_a_pool_ends_after_its_tasks_and_skips_those_cancelled_before_their_turn() -> None:
     done: list[int] = []
     begin = threading.Event()
+
+    def workers() -> list[bool]:
+        return [thread.daemon for thread in threading.enumerate() if thread.name == "test"]
+
     with FairThreads([7, 8], name="test") as threads:
+        with pytest.raises(ZeroDivisionError):
+            threads.submit(lambda _: 1 / 0).result(timeout=300)
         assert workers() == [True, True]
         futures = [threads.submit(lambda _: begin.wait()) for _ in range(2)]
         futures += [threads.submit(lambda _, n=n: done.append(n)) for n in range(3)]

@@ -144,28 +144,21 @@ def error_of(decoded: Decoded) -> str:
 
 
 def test_a_stream_keeps_its_order_and_ends_with_what_the_photos_raise(reader: Reader) -> None:
+    """Each photo gets its own square, from the same processes."""
+    decode(reader, EncodedPhoto("first.jpg", jpeg(1)))
+    before, framing, names = set(children(os.getpid())), Transform(SMALL), []
+
     def photos() -> Iterator[EncodedPhoto]:
-        for number in range(40):
-            yield EncodedPhoto(str(number), jpeg(number, 1000 if number % 7 == 0 else 20))
+        for n in range(40):
+            yield EncodedPhoto(str(n), jpeg(n, 1000 if n % 7 == 0 else 60 + n, noise=n % 3 == 0))
         raise CaptionerError("the list ends here")
 
-    names = []
     with pytest.raises(CaptionerError, match="the list ends here"):
-        for photo, decoded in reader.stream(photos(), ahead=8):
-            assert decoded.error is None
+        for photo, decoded in reader.stream(photos(), ahead=32):
+            alone = framing.square(open_image(photo.data, at_least=framing.at_least))
+            assert bytes(decoded.pixels) == alone.tobytes()
             names.append(photo.name)
-    assert names == [str(number) for number in range(40)]
-
-
-def test_photos_of_a_stream_get_their_own_squares_from_the_same_processes(reader: Reader) -> None:
-    decode(reader, EncodedPhoto("first.jpg", jpeg(1)))
-    before = set(children(os.getpid()))
-    photos = [EncodedPhoto(str(n), jpeg(n, 60 + n, noise=n % 3 == 0)) for n in range(37)]
-    framing = Transform(SMALL)
-    for photo, decoded in reader.stream(iter(photos), ahead=32):
-        alone = framing.square(open_image(photo.data, at_least=framing.at_least))
-        assert bytes(decoded.pixels) == alone.tobytes()
-        assert decoded.size == (60 + int(photo.name),) * 2
+    assert names == [str(n) for n in range(40)]
     assert before <= set(children(os.getpid()))
 
 

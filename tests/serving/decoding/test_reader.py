@@ -6,9 +6,6 @@ import gc
 import io
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from captioner_serving.decoding import photo as decoding_photo
 from captioner_serving.decoding.photo import Decoded, EncodedPhoto, Square, is_ordinary
 from captioner_serving.decoding.pool import Reader
 from tests.captioner import bombs
-from tests.launcher import ROOT, environment
+from tests.launcher import ROOT
 from tests.process_tree import children
 
 
@@ -90,41 +87,6 @@ def test_a_fork_starts_a_separate_decoding_process(photo: Path) -> None:
         assert any(decode(reader, photo).pixels)
 
 
-SCRIPT = """
-import os, sys, time
-from captioner_serving.decoding.photo import EncodedPhoto, Square
-from captioner_serving.decoding.pool import Reader
-from captioner.photos.transform import TransformConfig
-reader, config = Reader(TransformConfig(size=32)), TransformConfig(size=32)
-photo = EncodedPhoto("", open(sys.argv[1], "rb").read())
-reader.produce(photo, [Square(config)]).result()[0].check()
-from tests.process_tree import children
-(decoding,) = children(os.getpid())
-fork = os.fork()
-if fork == 0:
-    time.sleep(3600)
-print(decoding, fork, flush=True)
-time.sleep(3600)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_process_ends_with_its_parent_and_not_with_a_fork_of_it(photo: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, photo]
-    with subprocess.Popen(
-        command, env=environment(PYTHONWARNINGS="ignore"), stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        decoding, fork = map(int, parent.stdout.readline().split())
-        parent.kill()
-    try:
-        while Path(f"/proc/{decoding}/exe").exists():  # or the limit of the whole test ends it
-            time.sleep(0.01)
-        assert Path(f"/proc/{fork}/exe").exists()
-    finally:
-        os.kill(fork, signal.SIGKILL)
-
-
 def photo_of(mode: str = "RGB", size: tuple[int, int] = (64, 48), **options: Any) -> bytes:
     Image.new(mode, size).save(buffer := io.BytesIO(), "JPEG", **options)
     return buffer.getvalue()
@@ -135,43 +97,31 @@ def commented(count: int) -> bytes:
     return b"\xff\xd8" + b"\xff\xfe\0\2" * count + photo_of()[2:]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_photos_of_cameras_are_ordinary_and_what_may_take_longer_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the beginning is read: all requests wait, and 19 MB of segments would take a second."""
+    exif = b"Exif\0\0" + bytes(60_000)
+    for data in (
         (ROOT / "assets/samples/coffee.jpg").read_bytes(),
         photo_of("L"),
         photo_of(size=(6000, 5000)),
-        photo_of(exif=b"Exif\0\0" + bytes(60_000), icc_profile=bytes(3_000_000)),
-    ],
-    ids=["camera", "grey", "large", "metadata"],
-)
-def test_photos_of_cameras_are_ordinary(data: bytes) -> None:
-    assert is_ordinary(data)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        photo_of(progressive=True),
-        photo_of("CMYK"),  # its profile may take seconds
-        photo_of(size=(6001, 5000)),
-        photo_of()[:100],
-        commented(2000),
-        photo_of(exif=b"Exif\0\0" + bytes(60_000), icc_profile=bytes(5_000_000)),
-        b"\x89PNG\r\n\x1a\n",
-    ],
-    ids=["progressive", "inks", "huge", "cut off", "many segments", "metadata", "PNG"],
-)
-def test_what_may_take_longer_is_not_ordinary(data: bytes) -> None:
-    assert not is_ordinary(data)
-
-
-def test_only_the_beginning_of_the_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It happens where all requests are served; 19 MB of segments would take a second and more."""
+        photo_of(exif=exif, icc_profile=bytes(3_000_000)),
+    ):
+        assert is_ordinary(data), data[:99]
     seen: list[object] = []
     walk = decoding_photo.segments
     monkeypatch.setattr(
         decoding_photo, "segments", lambda data: (seen.append(part) or part for part in walk(data))
     )
-    assert not is_ordinary(commented(100_000))
-    assert len(seen) <= 1001
+    for data in (
+        photo_of(progressive=True),
+        photo_of("CMYK"),  # its profile may take seconds
+        photo_of(size=(6001, 5000)),
+        photo_of()[:100],
+        photo_of(exif=exif, icc_profile=bytes(5_000_000)),
+        b"\x89PNG\r\n\x1a\n",
+        commented(100_000),
+    ):
+        seen.clear()
+        assert not is_ordinary(data) and len(seen) <= 1001, data[:99]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +13,10 @@ import torch
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import Checkpoint
-from captioner.errors import ImageError
 from captioner.generation.config import GenerationConfig
 from captioner_serving.decoding.photo import EncodedPhoto
 from captioner_serving.server.batcher import Batcher, JobSettings
 from captioner_serving.server.errors import BusyError, ClosedError, RefusedError
-from captioner_serving.server.service import Photo
 from tests.serving.server.conftest import run_async
 from tests.serving.server.running import service_of
 from tests.serving.server.test_api import jpeg
@@ -170,22 +166,6 @@ def test_a_batch_waits_for_images_that_usually_come_together(paced: Paced, scrip
             assert paced.ends() if kind == "." else paced.waits()
 
 
-@pytest.mark.parametrize(("pause", "begins"), [(0.07, False), (0.08, True)])
-def test_the_wait_for_a_request_begins_with_the_last_one(
-    paced: Paced, pause: float, begins: bool
-) -> None:
-    """A sixteenth of 1.2 s."""
-    paced.send("a")
-    with paced.batcher.admit(1):
-        assert paced.ends()
-        paced.now += 0.06
-    paced.now += 0.06
-    with paced.batcher.admit(1):
-        assert paced.waits()
-        paced.now += pause
-        assert paced.begins("a") if begins else paced.waits()
-
-
 @pytest.mark.parametrize(("seconds", "wait"), [(1.2, 0.4), (3600, 0.5)])
 def test_a_batch_waits_for_images_that_are_being_decoded(
     paced: Paced, seconds: float, wait: float
@@ -256,22 +236,3 @@ def test_health_depends_on_the_thread_of_the_model(tiny_checkpoint: Checkpoint) 
         service.batcher.refuse()
         with pytest.raises(ClosedError):
             service.check()
-
-
-def test_a_refused_upload_is_released_at_once(tiny_checkpoint: Checkpoint) -> None:
-    """Not even until Python next looks for cycles, when a hundred more may have come."""
-    upload = bytes(1_000_000)
-    alone = sys.getrefcount(upload)
-    gc.disable()
-    try:
-        with service_of(Captioner(tiny_checkpoint)) as service:
-
-            async def ask() -> Any:
-                photos = [Photo(EncodedPhoto("", upload))]
-                return await service.caption(photos, service.captioner.generation)
-
-            (refused,) = run_async(ask())
-        held = sys.getrefcount(upload) - alone
-    finally:
-        gc.enable()
-    assert isinstance(refused, ImageError) and held == 0

@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -23,7 +22,7 @@ from captioner_serving.server.config import ServerConfig
 from captioner_serving.server.errors import request_info
 from captioner_serving.server.metrics import Metrics
 from captioner_serving.server.middleware import Access, RequestContext
-from tests.serving.server.conftest import Server, run_async
+from tests.serving.server.conftest import SAMPLES, Server, run_async
 
 
 class Inside:
@@ -187,10 +186,12 @@ def test_another_site_shows_the_page_in_a_frame_where_it_may() -> None:
 
 
 def test_scripts_are_kept_by_browsers_and_asked_for_anew(api: httpx.Client) -> None:
-    script = api.get("/page/static/sentence.js")
-    assert script.headers["cache-control"] == "no-cache"  # kept, and never used unasked
+    script, sample = map(api.get, ("/page/static/sentence.js", "/page/samples/coffee"))
+    for found in (script, sample):
+        assert found.headers["cache-control"] == "no-cache"  # kept, and never used unasked
     known = {"If-None-Match": script.headers["etag"]}
     assert api.get("/page/static/sentence.js", headers=known).status_code == 304
+    assert sample.content == (SAMPLES / "coffee.jpg").read_bytes() and sample.headers["etag"]
     lasting = re.search(r"assets/[\w./-]+\.js", api.get("/").text)
     assert lasting is not None
     answer = api.get(f"/{lasting[0]}")
@@ -208,6 +209,7 @@ def test_gradio_reflects_no_foreign_origin(api: httpx.Client) -> None:
     [
         ("GET", "/api/caption", 405),
         ("POST", "/api/caption/", 404),
+        ("GET", "/page/samples/none", 404),
         ("GET", "/static/%2e%2e/%2e%2e/x", 404),
         ("GET", "/gradio_api/proxy=http://localhost", 404),
         ("GET", "/gradio_api/file=/etc/passwd", 404),
@@ -239,22 +241,6 @@ def test_every_failure_is_a_problem_document(
     assert answer.json()["type"] == kind
     assert count(metrics, status)
     assert said == [f"127.0.0.1 POST /api/caption: {status}"]
-
-
-async def nobody(*_: Any) -> Any:
-    raise AssertionError("nothing is received")
-
-
-async def unheard(_: Any) -> None:
-    """Drop a message, as uvicorn does after the client has left."""
-
-
-def test_a_client_that_left_while_it_sent_is_499() -> None:
-    metrics = Metrics()
-    app = logged(Inside(ClientDisconnect()), metrics)
-    scope = {"type": "http", "scheme": "http", "path": "/api/caption", "method": "POST"}
-    run_async(app({**scope, "headers": []}, nobody, unheard))
-    assert count(metrics, 499)
 
 
 def test_the_log_has_milliseconds_and_bytes_of_the_whole_answer(tmp_path: Any) -> None:

@@ -188,18 +188,3 @@ def test_a_server_that_is_gone_busy_or_going_is_told_and_tried_again(
     assert "Captioning …" in tab.evaluate("[...window.phases]")
     assert visit.record()["image"] == "rocket.jpg"
     visit.errors.clear()  # the browser's own, about the network
-
-
-def test_buttons_are_visible_once_they_work(desk: Any, page_url: str) -> None:
-    tab, held = desk.new_page(), []
-    tab.route("**/page/static/page.js", lambda route: held.append(route))
-    tab.goto(page_url, wait_until="commit")
-    tab.wait_for_selector(".choose", state="attached")
-    assert not tab.locator(".choose").is_visible()
-    while not held:
-        tab.wait_for_timeout(10)
-    held[0].continue_()
-    tab.wait_for_selector(".choose")
-    with tab.expect_file_chooser():
-        tab.click(".choose")
-    tab.close()
