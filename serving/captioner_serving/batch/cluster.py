@@ -147,21 +147,15 @@ class RayEngine:
         import ray
 
         captioner, together = self._captioner, _TOGETHER * self._batch
+        model = captioner.source or captioner.checkpoint
+        options = {"share": self._share, "trust": captioner.trust, **captioner.options}
         outcomes = ray.data.from_items(
             [{"photo": _absolute(photo)} for photo in window],
             override_num_blocks=-(-len(window) // together),
         ).map_batches(
             CaptionActor,
-            fn_constructor_args=(
-                captioner.source or captioner.checkpoint,
-                self._generation,
-                self._config,
-            ),
-            fn_constructor_kwargs={
-                "share": self._share,
-                "trust": captioner.trust,
-                **captioner.options,
-            },
+            fn_constructor_args=(model, self._generation, self._config),
+            fn_constructor_kwargs=options,
             concurrency=self._actors,
             num_gpus=1 if self._gpus else None,
             num_cpus=self._share,

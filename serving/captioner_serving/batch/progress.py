@@ -22,9 +22,7 @@ class ProgressBar(Closing):
 
     def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
-        self._total: int | None = None
         self._errors = 0
-        self._closed = threading.Event()
         # Ctrl-C must not interrupt the creation of the lock.
         tqdm.get_lock()  # type: ignore[no-untyped-call]
         self._is_terminal = self._stream.isatty()
@@ -35,8 +33,7 @@ class ProgressBar(Closing):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Stop counting and close the bar."""
-        self._closed.set()
+        """Close the bar."""
         self._bar.close()
 
     def count(self, inputs: Inputs, shard: Shard | None, *, done: int) -> None:
@@ -46,12 +43,10 @@ class ProgressBar(Closing):
             total = -done
             try:
                 for photo in inputs.photos():
-                    if self._closed.is_set():
-                        return
                     total += shard is None or digest(photo.name) in shard
             except Exception:
                 return  # the run will raise the same error
-            self._total = max(0, total)
+            self._bar.total = max(0, total)
 
         if not self._bar.disable and inputs.countable:
             threading.Thread(target=work, name="counting", daemon=True).start()
@@ -62,7 +57,6 @@ class ProgressBar(Closing):
             self._errors += 1
             self._print(in_a_line(f"captioner: {record['error']['detail']}"))
             self._bar.set_postfix(errors=self._errors, refresh=False)
-        self._bar.total = self._total
         self._bar.update()
 
     def say(self, text: str) -> None:

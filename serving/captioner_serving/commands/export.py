@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from captioner.shared.paths import bundled_checkpoint, checkpoint_file
 
@@ -41,15 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
         photos = check_parity(checkpoint, folder)
         _say(f"onnxruntime and PyTorch give the same captions for {photos} photos")
         add_page(folder)
-        size = _megabytes(folder)
-    _say(f"{arguments.to} is ready ({size}); its README.md describes it")
+    _say(f"{arguments.to} is ready; its README.md describes it")
     return 0
 
 
 def _say(text: str) -> None:
     print(f"captioner: {text}", file=sys.stderr, flush=True)
-
-
-def _megabytes(folder: Path) -> str:
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return f"{size / 1e6:.1f} MB"

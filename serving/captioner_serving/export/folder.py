@@ -28,11 +28,7 @@ _LICENCES = {"bundled": "weights for research only, like their data (Flickr8k); 
 _UNKNOWN = "weights by the checkpoint's author, who sets their licence; program MIT"
 
 # Below these numbers words are doubtful, and photos unfamiliar.
-_TRUST = {
-    "doubtful": DOUBTFUL,
-    "doubtful_subject": DOUBTFUL_SUBJECT,
-    "unfamiliar": UNFAMILIAR,
-}
+_TRUST = {"doubtful": DOUBTFUL, "doubtful_subject": DOUBTFUL_SUBJECT, "unfamiliar": UNFAMILIAR}
 
 
 @contextmanager

@@ -271,7 +271,7 @@ def test_a_bar_on_a_terminal(photos: Photos, monkeypatch: pytest.MonkeyPatch) ->
     with ProgressBar(quiet=False, stream=terminal) as progress:
         progress.count(Inputs(sources=(str(photos(3)),)), None, done=0)
         deadline = time.perf_counter() + 300
-        while progress._total is None and time.perf_counter() < deadline:
+        while progress._bar.total is None and time.perf_counter() < deadline:
             time.sleep(0.01)
         for record in ({"caption": "a"}, {"error": {"detail": "broken"}}, {"caption": "b"}):
             time.sleep(0.15)  # tqdm draws ten times a second

@@ -30,6 +30,9 @@ from captioner_serving.batch.inputs.urls import (
 _SCHEMES = ("http", "https", "s3", "gs")
 _SIDECARS = (".txt", ".caption", ".json", ".xmp")
 _STARS = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")
+_ARCHIVE = "it is an archive: download it first"
+# fsspec would read such a URL as a chain of file systems.
+_CHAIN = "URLs with :: are not allowed; write an IPv6 address in full"
 _KINDS = 20  # kinds of skipped entries in the summary
 
 
@@ -201,12 +204,11 @@ class Inputs:
         """Return the photo at a URL from a list or table; check the scheme, which is untrusted."""
         scheme = url.split("://")[0].lower()
         if "::" in url:
-            return _chain(url)
+            return _refused(url, _CHAIN)
         if scheme in _SCHEMES:
             return RemotePhoto(name=url, url=url, policy="any" if self.allow_private else "public")
         schemes = ", ".join(_SCHEMES)
-        reason = f"{scheme}:// URLs are not allowed in lists and tables; use {schemes}"
-        return LostPhoto(name=url, reason=f"{url}: {reason}")
+        return _refused(url, f"{scheme}:// URLs are not allowed in lists and tables; use {schemes}")
 
     def _at_url(self, url: str) -> Iterator[Photo]:
         """Yield the photos at a URL of the command line: a photo, glob or bucket."""
@@ -216,9 +218,9 @@ class Inputs:
         bare = re.split(r"[?#]", url)[0].lower() if is_web else url.lower()
         try:
             if "::" in url and not is_web:
-                yield _chain(url)
+                yield _refused(url, _CHAIN)
             elif not is_glob and bare.endswith(ARCHIVES):
-                yield _packed(url)
+                yield _refused(url, _ARCHIVE)
             elif not is_glob and (is_web or bare.endswith(IMAGE_SUFFIXES)):
                 yield RemotePhoto(name=url, url=url, policy=policy)
             else:
@@ -226,8 +228,7 @@ class Inputs:
         except CaptionerError:
             raise
         except Exception as error:  # each file system has its own exceptions
-            reason = f"{url} cannot be listed ({reason_of(error)}): check the URL"
-            yield LostPhoto(name=url, reason=reason)
+            yield _refused(url, f"the URL cannot be listed ({reason_of(error)}): check it")
 
     def _in_bucket(self, url: str, *, is_glob: bool) -> Iterator[Photo]:
         """Yield the photos that match a glob, or below a prefix."""
@@ -242,19 +243,13 @@ class Inputs:
             is_hidden = "/." in name.removeprefix(base)
             link = system.unstrip_protocol(name)
             if is_glob and link.lower().endswith(ARCHIVES):
-                yield _packed(link)
+                yield _refused(link, _ARCHIVE)
             elif is_glob or (name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden):
                 yield RemotePhoto(name=link, url=link)
 
 
-def _packed(url: str) -> LostPhoto:
-    return LostPhoto(name=url, reason=f"{url} is an archive: download it first")
-
-
-def _chain(url: str) -> LostPhoto:
-    """Refuse a URL that fsspec would read as a chain of file systems."""
-    reason = f"{url}: URLs with :: are not allowed; write an IPv6 address in full"
-    return LostPhoto(name=url, reason=reason)
+def _refused(url: str, reason: str) -> LostPhoto:
+    return LostPhoto(name=url, reason=f"{url}: {reason}")
 
 
 def _count_link(folder: str, skipped: Counter[str]) -> None:

@@ -134,12 +134,8 @@ class Captioner:
             return image.resize((side, side), Image.Resampling.BILINEAR, part, reducing_gap=3.0)
         fill = tuple(min(255, max(0, round(255 * value))) for value in transform["mean"])
         square = Image.new("RGB", (side, side), fill)
-        x, y, inner_width, inner_height = self._inner(width, height)
-        size = (inner_width, inner_height)
-        inner = image.resize(
-            size, Image.Resampling.BILINEAR, (0, 0, width, height), reducing_gap=3.0
-        )
-        square.paste(inner, (x, y))
+        x, y, *size = self._inner(width, height)
+        square.paste(image.resize(size, Image.Resampling.BILINEAR, reducing_gap=3.0), (x, y))
         return square
 
     def box(self, width: int, height: int) -> tuple[float, float, float, float]:
@@ -164,13 +160,7 @@ class Captioner:
 
     # --- from the square to sentences -------------------------------------------------------------
 
-    def caption(
-        self,
-        photo: Any,
-        *,
-        captions: int = 1,
-        attention: bool = True,
-    ) -> dict[str, Any]:
+    def caption(self, photo: Any, *, captions: int = 1, attention: bool = True) -> dict[str, Any]:
         """Return the record of a photo (a path or a binary file), as `captioner caption --json`.
 
         captions: the number of sentences. captioner.json has the beam size and the style.
