@@ -46,10 +46,6 @@ class Evaluated(NamedTuple):
     report: dict[str, Any]
     rows: list[dict[str, Any]]
 
-    @property
-    def photos(self) -> list[Path]:
-        return sorted((self.folder / "val").iterdir())
-
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
@@ -73,7 +69,8 @@ def test_captions_and_effects_of_a_hugging_face_model_are_those_of_captioner(
     report = evaluated.report
     assert report["checkpoint"]["name"] == "git" and "CIDEr" in report["nltk"]
     captioner = Captioner.from_pretrained(f"hf:{evaluated.model}", dtype="float32")
-    results = captioner.caption(evaluated.photos, check_attention=True, errors="return")
+    photos = sorted((evaluated.folder / "val").iterdir())
+    results = captioner.caption(photos, check_attention=True, errors="return")
     captions = [result for result in results if isinstance(result, Caption)]
     texts = [result.text if isinstance(result, Caption) else "" for result in results]
     assert [row["caption"] for row in evaluated.rows] == texts

@@ -74,10 +74,6 @@ class Evaluated:
             *more,
         )  # fmt: skip
 
-    def printed(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.done.stdout)
-        return found
-
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
@@ -85,7 +81,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
 
 
 def test_page_markdown_and_json_have_what_is_printed(evaluated: Evaluated) -> None:
-    printed = evaluated.printed()
+    printed = json.loads(evaluated.done.stdout)
     written = json.loads((evaluated.report / "report.json").read_text())
     assert len(written.pop("per_image")) == 5 and written == printed
     page = (evaluated.report / "report.html").read_text()

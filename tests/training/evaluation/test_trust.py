@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -104,16 +105,6 @@ def test_word_features_learn_words_from_the_mean_of_a_grid() -> None:
     assert shown[kinds["ball"]] == other[kinds["ball"]] == word_features.shares[-1]
 
 
-def test_too_few_words_are_refused() -> None:
-    made = [captioned("a dog", 0.5, "a dog")] * 9
-    known = make_trust(grid_dim=2)
-    with pytest.raises(DataError, match="have 9 content words"):
-        fit_trust(
-            made, np.zeros((9, 3)), word_features=known.word_features,
-            familiarity=known.familiarity, weights="", consensus=None,
-        )  # fmt: skip
-
-
 def test_mean_trust_is_the_share_that_is_right() -> None:
     """The mean prediction of a logistic regression is the share of its outcomes."""
     known, split = make_trust(grid_dim=2), []
@@ -124,10 +115,13 @@ def test_mean_trust_is_the_share_that_is_right() -> None:
         said.hypothesis.tokens[0] = 3  # makes no claim
         split.append(said)
     pooled = np.zeros((300, 3), np.float32)
-    trust = fit_trust(
-        split, pooled, word_features=known.word_features, familiarity=known.familiarity,
-        weights="", consensus=None,
+    fit = partial(
+        fit_trust, word_features=known.word_features, familiarity=known.familiarity, weights="",
+        consensus=None,
     )  # fmt: skip
+    with pytest.raises(DataError, match="have 6 content words"):
+        fit(split[1:4], pooled[:3])
+    trust = fit(split, pooled)
     judged = [best for (best,) in trust.judge(pooled, [[one.hypothesis] for one in split])]
     trusts = np.array([one.words[1:] for one in judged], float)
     assert trusts[::3].min() > 0.9 and trusts[1::3].max() < 0.1

@@ -251,6 +251,8 @@ def test_options_that_cannot_work(run_main: Run, scenes: Path, tmp_path: Path) -
         f"{line} --workers 0": (2, "workers is 0; it must be at least 1"),
         f"{line} --quality 101": (2, "quality is 101; it must be from 1 to 100"),
         f"{line} --val 1.5": (2, "must be fractions from 0 to 1"),
+        f"{line} --val -0.1 --test 0.2": (2, "--val is -0.1, --test is 0.2; "),
+        f"{line} --val 0.6 --test 0.4": (2, "sum below 1"),
         f"prepare folder {tmp_path} a.zip --to to": (2, "name either one folder, or tar or zip f"),
     }
     check_refusals(run_main, refused, tmp_path)

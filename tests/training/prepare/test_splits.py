@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from captioner import ConfigError
 from captioner_training.prepare.files import ImageFiles, SourceImage, equal_images, read_location
 from captioner_training.prepare.problems import Problems
 from captioner_training.prepare.selection import select
@@ -64,13 +63,6 @@ def test_equal_images_are_found_wherever_they_lie(tmp_path: Path) -> None:
     found = [files.find(f"{letter}.jpg") for letter in "abcdef"]
     groups = equal_images([one.location for one in found if one])
     assert groups == [[0, 3, 4, 5], [1], [2]]
-
-
-@pytest.mark.parametrize(("val", "test"), [(0.6, 0.4), (-0.1, 0.2)])
-def test_fractions_leave_photos_for_training(val: float, test: float) -> None:
-    with pytest.raises(ConfigError, match=rf"--val is {val}, --test is {test}; .* sum below 1"):
-        Fractions(val=val, test=test)
-    assert str(Fractions(val=0.6, test=0.39)) == "1/60/39"
 
 
 @pytest.mark.parametrize("layout", ["subfolders", "folders", "archives"])
