@@ -69,7 +69,7 @@ class _Call(BaseModel):
 class _Session:
     """The unread calls of a session, and the identifiers of those that are done."""
 
-    client: str
+    # The name of a task is its client.
     calls: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
     done: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     expiry: asyncio.TimerHandle | None = None  # None: it is being read
@@ -123,21 +123,25 @@ class GradioCalls:
         session = self._session(call.session_hash, client)
         fields = dict(zip(FIELDS, values, strict=True))
         work = self._output(photo.data, fields, image.orig_name, client)
-        session.calls[event] = task = asyncio.create_task(work)
+        session.calls[event] = task = asyncio.create_task(work, name=client)
         task.add_done_callback(lambda _: session.done.put_nowait(event))
         return {"event_id": event}
 
     def _session(self, name: str, client: str) -> _Session:
-        unread, limit = Counter[str](), self._service.config.queue
-        for session in self._sessions.values():
-            unread[session.client] += len(session.calls)
+        calls = (call for session in self._sessions.values() for call in session.calls.values())
+        unread, limit = Counter(call.get_name() for call in calls), self._service.config.queue
         if unread[client] >= limit or unread.total() >= 4 * limit:
             raise BusyError(round(_KEPT), "too many results are unread")
-        if name not in self._sessions:
-            self._sessions[name] = session = _Session(client)
-            loop = asyncio.get_running_loop()
-            session.expiry = loop.call_later(_KEPT, self._drop, name, session)
-        return self._sessions[name]
+        session = self._sessions.get(name)
+        if session is None:
+            session = self._sessions[name] = _Session()
+        elif session.expiry is None:
+            return session
+        else:
+            session.expiry.cancel()
+        loop = asyncio.get_running_loop()
+        session.expiry = loop.call_later(_KEPT, self._drop, name, session)
+        return session
 
     async def _output(
         self, photo: bytes, values: dict[str, Any], name: str | None, client: str
@@ -166,13 +170,13 @@ class GradioCalls:
                 "no-such-session",
                 "the results of this session were already read or have expired: call again",
             )
-        events = self._events(session_hash, session, session.expiry)
+        events = self._events(session_hash, session)
         return StreamingResponse(events, media_type="text/event-stream")
 
-    async def _events(
-        self, name: str, session: _Session, expiry: asyncio.TimerHandle
-    ) -> AsyncIterator[str]:
-        expiry.cancel()
+    async def _events(self, name: str, session: _Session) -> AsyncIterator[str]:
+        if session.expiry is None:  # another reader began meanwhile
+            return
+        session.expiry.cancel()
         session.expiry = None
         try:
             while session.calls:

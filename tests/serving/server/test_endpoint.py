@@ -6,6 +6,7 @@ import json
 import secrets
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -237,9 +238,9 @@ def test_unread_results_are_limited_and_dropped_after_a_minute(
     statuses = []
     for number in (2, 3, 4, 5):  # room for 16 of all clients
         with client_at(client.base_url, f"127.0.0.{number}") as other:
-            session = {"session_hash": f"of {number}"}
-            statuses += [call(other, image, *USUAL, **session).status_code for _ in range(4)]
-    assert statuses == [200] * 12 + [503] * 4
+            session = {"session_hash": "shared"}  # which takes no place of its first client
+            statuses += [call(other, image, *USUAL, **session).status_code for _ in range(5)]
+    assert statuses == ([200] * 4 + [503]) * 3 + [503] * 5
     assert result(client, calls[0])["data"][0]["caption"]
     assert call(client, image, *USUAL).status_code == 200  # in the place of the one that was read
     assert call(client, image, *USUAL).status_code == 503
@@ -250,3 +251,18 @@ def test_unread_results_are_limited_and_dropped_after_a_minute(
         query = {"session_hash": read.extensions["session"]}
         answer = client.get("/gradio_api/queue/data", params=query)
         assert (answer.status_code, answer.json()["type"]) == (404, "no-such-session")
+
+
+def test_a_session_has_one_reader_within_a_minute_of_its_last_call(
+    few: tuple[httpx.Client, Clock],
+) -> None:
+    client, clock = few
+    for _ in range(2):
+        clock.ahead += 40
+        image = file_data(upload(client))
+        assert call(client, image, *USUAL, session_hash="slow").status_code == 200
+    clock.ahead += 40
+    with ThreadPoolExecutor() as pool:
+        read = ["/gradio_api/queue/data?session_hash=slow"] * 4
+        streams = "".join(answer.text for answer in pool.map(client.get, read))
+    assert streams.count("process_completed") == 2 and streams.count("close_stream") == 1
