@@ -52,8 +52,6 @@ BROWSER_FLAGS = [
     "--no-sandbox",
     "--disable-background-networking",
     "--disable-component-update",
-    "--use-fake-device-for-media-stream",
-    "--use-fake-ui-for-media-stream",
     # One process for all tabs: starting another takes a second.
     "--renderer-process-limit=1",
     "--process-per-site",

@@ -48,13 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log", metavar="FILE", help="access log, one JSON line per request; -: standard error")
     add = parser.add_argument_group("limits").add_argument
     add("--max-upload", metavar="SIZE", help="largest request; default: 20MB")
-    add("--minimum-trust", type=float, metavar="P",
-        help="captions with less trust are errors")  # fmt: skip
+    add("--minimum-trust", type=float, metavar="P", help="captions with less trust are errors")
     add("--max-pixels", type=int, metavar="N",
         help="refuse photos with more pixels; default: 100 million")  # fmt: skip
     add("--max-batch", type=int, metavar="N", help="images per batch; default: 16")
-    add("--queue", type=int, metavar="N",
-        help="waiting images; others get status 503; default: 64")  # fmt: skip
+    add("--queue", type=int, metavar="N", help="waiting images; others get status 503; default: 64")
     add("--max-connections", type=int, metavar="N", help="open connections; default: 500")
     add = parser.add_argument_group("access").add_argument
     add("--token-file", metavar="FILE",
@@ -66,12 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="allow this origin to embed the page; may be repeated")  # fmt: skip
     add("--allow-origin", action="append", dest="allowed_origins", metavar="ORIGIN",
         help="allow this origin to call the API (CORS); may be repeated")  # fmt: skip
-    add("--allow-urls", action="store_true",
-        help="caption photos by URL, from public hosts")  # fmt: skip
-    add("--mcp", action="store_true",
-        help="serve MCP, for assistants")  # fmt: skip
-    add("--mcp-folder", metavar="FOLDER",
-        help="folder whose photos assistants may name by path")  # fmt: skip
+    add("--allow-urls", action="store_true", help="caption photos by URL, from public hosts")
+    add("--mcp", action="store_true", help="serve MCP, for assistants")
+    add("--mcp-folder", metavar="FOLDER", help="folder whose photos assistants may name by path")
     add("--trusted-proxy", action="append", default=[], dest="trusted_proxies", metavar="ADDRESS",
         help="trust X-Forwarded-For and X-Forwarded-Proto of this proxy; "
         "may be repeated")  # fmt: skip

@@ -69,7 +69,7 @@ class Application:
         self.metrics, self._config = Metrics(), config
         self._reader = start_reader(captioners[0], config)
         services = [
-            CaptionService(captioner, config, self.metrics, self._reader, threads=threads, say=say)
+            CaptionService(captioner, config, self.metrics, self._reader, threads=threads)
             for captioner in captioners
         ]
         self.services = {service.captioner.name: service for service in services}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import secrets
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from starlette.exceptions import HTTPException
@@ -128,14 +130,6 @@ class MemoryShortError(ImageError, type="out-of-memory", title="The server is sh
         super().__init__("there is not enough memory now: try again in a moment")
 
 
-_MOST_REASONS = 5
-_EXPECTED = {
-    "model_type": "it should be an object",
-    "dict_type": "it should be an object",
-    "list_type": "it should be a list",
-    "tuple_type": "it should be a list",
-}
-
 # The status of errors that are not a RefusedError; the first match counts.
 _STATUS: tuple[tuple[type[CaptionerError], int], ...] = (
     (PhotoFailedError, 500),
@@ -180,25 +174,14 @@ def too_large(max_bytes: int) -> RefusedError:
 def bad_fields(errors: Iterable[Mapping[str, Any]]) -> ConfigError:
     """Return an error that names the fields that pydantic refuses, with their values."""
     reasons = []
-    for item in errors:
-        name, kind = ".".join(str(part)[:40] for part in item["loc"][-4:]), str(item["type"])
-        if kind == "missing":
-            reasons.append(f"{name} is missing")
-        elif kind == "string_too_long":
-            limit = item["ctx"]["max_length"]
-            reasons.append(f"{name} has {len(item['input']):,} characters; the limit is {limit:,}")
-        else:
-            text = _EXPECTED.get(kind) or str(item["msg"]).replace("Input should", "it should")
-            reasons.append(f"{name} is {_shown(item['input'])}: {text}")
-        if len(reasons) == _MOST_REASONS:
-            break
+    for item in islice(errors, 5):
+        name = ".".join(str(part)[:40] for part in item["loc"][-4:])
+        given = "" if item["type"] == "missing" else f" is {reprlib.repr(item['input'])}"
+        text = str(item["msg"]).partition(" or instance of")[0]
+        for python, json in (("Input", "it"), ("dictionary", "object"), ("tuple", "list")):
+            text = text.replace(python, json)
+        reasons.append(f"{name}{given}: {text}")
     return ConfigError("; ".join(reasons))
-
-
-def _shown(value: object) -> str:
-    """Return the beginning of a value, without Python's names for JSON's types."""
-    names = {dict: "an object", list: "a list", tuple: "a list", type(None): "null"}
-    return names.get(type(value)) or repr(str(value)[:40])
 
 
 def status_of(kind: type[CaptionerError]) -> int:

@@ -18,8 +18,7 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field, ValidationError
 
 from captioner.errors import CaptionerError
 from captioner_serving.memory import is_out_of_memory
@@ -48,21 +47,13 @@ class _Photo(NamedTuple):
 
 
 class _Image(BaseModel):
-    path: str
+    path: str = ""
     orig_name: Annotated[str, Field(max_length=255)] | None = None
-
-
-def _check_image(value: object) -> object:
-    if isinstance(value, dict) and "path" in value:
-        return value
-    raise PydanticCustomError("image", "it should be handle_file('photo.jpg')")
 
 
 class _Call(BaseModel):
     session_hash: Annotated[str, Field(max_length=64)]
-    data: tuple[  # the image, and the values of FIELDS
-        Annotated[_Image, BeforeValidator(_check_image)], Any, Any, Any, Any, Any, Any
-    ]
+    data: tuple[_Image, Any, Any, Any, Any, Any, Any]  # the values after the image: see FIELDS
 
 
 @dataclass(eq=False)

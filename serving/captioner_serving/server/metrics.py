@@ -10,7 +10,6 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
-    Summary,
     generate_latest,
 )
 
@@ -29,8 +28,6 @@ class Metrics:
         self.requests = counter("captioner_requests", about, ["route", "status"])
         about = "Seconds from the first byte of a request to the last byte of its answer"
         self.latency = histogram("captioner_request_seconds", about, ["route"], buckets=_SECONDS)
-        about = "Seconds that a photo spends in each stage: opening, model (with waiting)"
-        self.photo = Summary("captioner_photo_seconds", about, ["stage"], registry=registry)
         self.captions = counter("captioner_captions", "Images captioned")
         about = "Images and requests refused or failed, by type of problem"
         self.errors = counter("captioner_errors", about, ["type"])
@@ -38,8 +35,6 @@ class Metrics:
         self.batch_size = histogram(
             "captioner_batch_images", about, buckets=(1, 2, 4, 8, 16, 32, 64)
         )
-        about = "Seconds per batch of the model"
-        self.batch_seconds = histogram("captioner_batch_seconds", about, buckets=_SECONDS)
         self.queue = gauge("captioner_queue_images", "Images accepted and not yet answered")
         about = "Bytes of unanswered requests in memory"
         self.bodies = gauge("captioner_body_bytes", about)

@@ -87,8 +87,8 @@ class Photo:
 class CaptionService:
     """One model for many clients.
 
-    `reader` may be shared with other models, `threads` is the number of threads that torch uses for
-    this model, and `say` is called with messages for the terminal.
+    `reader` may be shared with other models; `threads` is the number of threads that torch uses for
+    this model.
     """
 
     def __init__(
@@ -99,11 +99,10 @@ class CaptionService:
         reader: Reader,
         *,
         threads: int,
-        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.captioner, self.config = captioner, config
         self.metrics, self.reader = metrics, reader
-        self._threads, self._say = threads, say
+        self._threads = threads
         self.batcher = Batcher(
             self._caption_batch, max_batch=config.max_batch, capacity=config.queue
         )
@@ -135,7 +134,6 @@ class CaptionService:
         # Name the default style, so that requests with and without its name share a batch.
         style = self.captioner.vocabulary.style(config.style) or ""
         settings = JobSettings(replace(config, style=style), check_attention)
-        start = time.monotonic()
         with self.batcher.admit(len(photos) * settings.cost, client):
             self.metrics.queue.inc(len(photos))
             try:
@@ -143,15 +141,11 @@ class CaptionService:
                 results = await asyncio.gather(*work)
             finally:
                 self.metrics.queue.dec(len(photos))
-        captions = sum(isinstance(result, Caption) for result in results)
-        self.metrics.captions.inc(captions)
-        if captions:
-            names = "a photo" if captions == 1 else f"{captions} photos"
-            self._say(f"captioned {names} in {time.monotonic() - start:.2f} s")
         for result in results:
             if isinstance(result, ImageError):
                 self.metrics.errors.labels(result.type).inc()
-                self._say(f"a photo was not captioned: {result.title}")
+            else:
+                self.metrics.captions.inc()
         return results
 
     async def caption_one(
@@ -209,11 +203,9 @@ class CaptionService:
     ) -> Caption | ImageError:
         try:
             with self.batcher.decoding():
-                with self.metrics.photo.labels("opening").time():
-                    decoded = await self._decode(photo, client)
+                decoded = await self._decode(photo, client)
                 future = self.batcher.submit(decoded.prepared(), settings, client)
-            with self.metrics.photo.labels("model").time():
-                caption = await asyncio.wrap_future(future)
+            caption = await asyncio.wrap_future(future)
             return caption.error or self._checked(caption)
         except ImageError as error:
             return error.without_traceback()
@@ -251,11 +243,7 @@ class CaptionService:
         # Only this thread uses more than one thread of torch. With more threads than cores, libgomp
         # puts waiting threads to sleep after each loop, which is much slower.
         torch.set_num_threads(self._threads)
-        start = time.monotonic()
-        try:
-            return self.captioner.caption_prepared(
-                images, settings.generation, check_attention=settings.check_attention
-            )
-        finally:
-            self.metrics.batch_size.observe(len(images))
-            self.metrics.batch_seconds.observe(time.monotonic() - start)
+        self.metrics.batch_size.observe(len(images))
+        return self.captioner.caption_prepared(
+            images, settings.generation, check_attention=settings.check_attention
+        )

@@ -60,15 +60,8 @@ def _reason(error: Exception) -> str:
         return f"status {error.response.status_code}"
     if isinstance(error, httpx.TimeoutException):
         return f"no answer within {_SECONDS:g} s"
-    if isinstance(error, httpx.TooManyRedirects):
-        return "too many redirects"
     if isinstance(error, CertificatesError):
         return "this server cannot load the certificates for https"
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return "its certificate is not valid"
     if isinstance(error.__cause__, PrivateAddressError):
         return "it leads to a private address"
-    invalid = (httpx.UnsupportedProtocol, httpx.InvalidURL, OverflowError, ValueError)
-    if isinstance(error, invalid) or isinstance(error.__cause__, ValueError):
-        return "the URL, or one to which it redirects, is not valid"
-    return "the host is unknown or does not answer"
+    return "the URL or its certificate is not valid, or its host does not answer"

@@ -125,7 +125,7 @@ def test_a_liveness_probe_needs_no_token(guarded: str) -> None:
     assert httpx.get(f"{guarded}/api/health/live").json() == {"status": "live"}
 
 
-def test_a_terminal_gets_a_line_a_caption_or_failure(server: Server) -> None:
+def test_a_terminal_gets_a_line_a_failure(server: Server) -> None:
     place = next(at for at, line in enumerate(server.lines) if " page is at " in line)
     start = [line.split(" ", 2)[2] for line in server.lines[:place]]
     assert all(line.startswith("the model") for line in start)
@@ -140,10 +140,8 @@ def test_a_terminal_gets_a_line_a_caption_or_failure(server: Server) -> None:
         client.post("/api/caption", files={"image": ("secret-name.jpg", b"x")})
         client.get("/nowhere")
     lines = server.said(before, "/nowhere").splitlines()
-    said = [re.sub(r"\d\.\d\d", "N", line.split(" ", 2)[2].strip()) for line in lines]
+    said = [line.split(" ", 2)[2].strip() for line in lines]
     assert said == [
-        "captioned a photo in N s",
-        "a photo was not captioned: Not an image in a known format",
         "127.0.0.1 POST /api/caption: 415",
         "127.0.0.1 GET /nowhere: 404",
     ]

@@ -258,14 +258,14 @@ def test_base64_is_read_as_others_write_it(api: httpx.Client, sentence: str, cod
 
 
 MALFORMED: list[tuple[str, Any, str]] = [
-    ("/api/generate", {"prompt": "a" * 20_001, "images": [CODED]}, "20,001 characters"),
-    ("/v1/chat/completions", {"messages": parts("a" * 20_001, URI)}, "20,001 characters"),
+    ("/api/generate", {"prompt": "a" * 20_001, "images": [CODED]}, "at most 20000 characters"),
+    ("/v1/chat/completions", {"messages": parts("a" * 20_001, URI)}, "at most 20000 characters"),
     ("/api/chat", b"", "not valid JSON"),
     ("/v1/chat/completions", b"[1]", "must be a JSON object"),
     ("/api/chat", {"stream": "perhaps", "messages": []}, "stream is 'perhaps'"),
     ("/v1/chat/completions", {"messages": [{"content": 7}]}, "a text or a list of parts"),
-    ("/v1/chat/completions", {"messages": [[]]}, "messages.0 is a list: it should be an obj"),
-    ("/v1/chat/completions", {}, "messages is missing"),
+    ("/v1/chat/completions", {"messages": [[]]}, "messages.0 is []: it should be a valid object"),
+    ("/v1/chat/completions", {}, "messages: Field required"),
     ("/api/generate", {"format": "xml"}, "format is 'xml'"),
 ]
 

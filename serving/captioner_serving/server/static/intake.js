@@ -1,11 +1,4 @@
-// Add photos: choose files, take a picture, paste, drag and drop, or a sample.
-const CAMERA = {
-  NotAllowedError: "Camera access is blocked. Allow it in the address bar.",
-  NotFoundError: "This device has no camera.",
-  NotReadableError: "Another program is using the camera. Close it first.",
-};
-const NO_CAMERA = "The camera needs https. "
-  + "Open this page over https, or take the photo with another program and choose the file.";
+// Add photos: choose files, take a picture on a phone, paste, drag and drop, or a sample.
 
 // The URL in a pasted text, or null.
 const urlIn = (text) => (/^https?:\/\/\S+$/i.test(text.trim()) && URL.canParse(text.trim()) ? text.trim() : null);
@@ -22,16 +15,7 @@ export function listen(element, onFiles, onSample, onUrl = null) {
     input.onchange = () => { onFiles([...input.files]); input.value = ""; };
   }
   find(".choose").onclick = () => file.click();
-  find(".take").onclick = async () => {
-    // On a phone the file input opens the camera app, which needs no https.
-    if (matchMedia("(pointer: coarse)").matches) return snap.click();
-    try {
-      const photo = await openCamera(find("dialog"));
-      if (photo) onFiles([photo]);
-    } catch (error) {
-      explain(error.message);
-    }
-  };
+  find(".take").onclick = () => snap.click();  // opens the camera app
   find(".samples").onclick = (event) => {
     const button = event.target.closest("[data-sample]");
     if (button) onSample(button.dataset.sample);
@@ -75,32 +59,4 @@ async function photosIn(entry) {
   let part;  // at most 100 entries
   do entries.push(...part = await new Promise((done, failed) => reader.readEntries(done, failed))); while (part.length);
   return (await Promise.all(entries.map(photosIn))).flat();
-}
-
-// Open the camera in a dialog. Returns the photo, or null if it is cancelled.
-async function openCamera(dialog) {
-  if (!navigator.mediaDevices?.getUserMedia) throw new Error(NO_CAMERA);
-  const video = dialog.querySelector("video");
-  const stream = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: 1920 } } }).catch((error) => {
-    throw new Error(CAMERA[error.name] ?? "The camera cannot be used: " + error.message);
-  });
-  video.srcObject = stream;
-  dialog.returnValue = "";
-  dialog.querySelector(".shoot").onclick = () => { if (video.videoWidth) dialog.close("shoot"); };
-  dialog.querySelector(".close").onclick = () => dialog.close();
-  dialog.showModal();
-  try {
-    await new Promise((done) => dialog.addEventListener("close", done, { once: true }));
-    return dialog.returnValue === "shoot" ? await photograph(video) : null;
-  } finally {
-    for (const track of stream.getTracks()) track.stop();
-    video.srcObject = null;
-  }
-}
-
-async function photograph(video) {
-  const canvas = Object.assign(document.createElement("canvas"), { width: video.videoWidth, height: video.videoHeight });
-  canvas.getContext("2d").drawImage(video, 0, 0);
-  const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.92));
-  return new File([blob], "camera.jpg", { type: "image/jpeg" });
 }

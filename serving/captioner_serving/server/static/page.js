@@ -418,13 +418,8 @@ export function start(element, props) {
   const isUnsaved = ({ unsaved, isKeeping }) => isKeeping || Object.keys(unsaved ?? {}).length > 0;
   addEventListener("beforeunload", (event) => { if (storedPhotos().some(isUnsaved)) event.preventDefault(); });
   document.addEventListener("visibilitychange", () => storedPhotos().filter(isUnsaved).forEach(flush));
-  const keys = element.querySelector(".keys"), walk = (step) => {
-    const key = strip.neighbour(step);
-    if (key === undefined) return;
-    openKey(key);
-    strip.focus(key);
-  };
-  const actions = { j: () => walk(1), k: () => walk(-1), d: () => viewer.toggleDecorative(), p: () => viewer.togglePlain(), "?": () => keys.showModal() };
+  const keys = element.querySelector(".keys");
+  const actions = { j: () => strip.walk(1), k: () => strip.walk(-1), d: () => viewer.toggleDecorative(), p: () => viewer.togglePlain(), "?": () => keys.showModal() };
   addEventListener("keydown", (event) => {
     const isOurs = !(event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input:not([type=checkbox]), textarea, select, dialog"));
     const action = isOurs && actions[event.key.toLowerCase()];

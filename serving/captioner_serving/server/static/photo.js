@@ -21,20 +21,13 @@ export async function loadPhoto(image, photo, wanted) {
   }
 }
 
-// A thumbnail of a photo (a Blob or a URL) as a data URL; null if the browser cannot show the photo.
+// The URL of a thumbnail of a photo (a Blob or a URL); null if the browser cannot show the photo.
 export async function thumbnail(photo) {
-  const address = photo instanceof Blob ? URL.createObjectURL(photo) : photo, image = new Image();
   try {
-    await load(image, address);
-    const scale = Math.min(1, SMALL / Math.max(image.naturalWidth, image.naturalHeight));
-    const canvas = document.createElement("canvas");
-    Object.assign(canvas, { width: Math.max(1, scale * image.naturalWidth), height: Math.max(1, scale * image.naturalHeight) });
-    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    return canvas.toDataURL("image/jpeg", 0.85);
+    const blob = photo instanceof Blob ? photo : await (await fetch(photo)).blob();
+    return URL.createObjectURL(await fit(blob, SMALL));
   } catch {
     return null;
-  } finally {
-    if (address !== photo) URL.revokeObjectURL(address);
   }
 }
 
@@ -56,7 +49,7 @@ async function fit(photo, largest, as) {
   try {
     await load(image, address);  // reads the size only; decoding happens when the image is drawn
     const { naturalWidth, naturalHeight } = image, scale = largest / Math.max(naturalWidth, naturalHeight);
-    return scale < 1 ? await shrink(photo, Math.round(naturalWidth * scale), Math.round(naturalHeight * scale), as) : photo;
+    return scale < 1 ? await shrink(photo, ...[naturalWidth, naturalHeight].map((side) => Math.max(1, Math.round(side * scale))), as) : photo;
   } finally {
     URL.revokeObjectURL(address);
   }

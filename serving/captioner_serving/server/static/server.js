@@ -21,12 +21,6 @@ export const problems = {
   },
 };
 
-const WORDS = {
-  "busy": { title: "Too many photos are waiting", detail: "Try again in a few seconds.", again: true },
-  "closing": { title: "The server is shutting down", detail: "Try again soon.", again: true },
-  "upload-too-slow": { title: "The upload took too long", detail: "The connection is slow. Send a smaller photo.", again: true },
-};
-
 // A JSON object; null for anything else, such as an error page of a proxy.
 function parse(text) {
   try { return Object(JSON.parse(text)); } catch { return null; }
@@ -37,8 +31,7 @@ function problemOf(problem, status) {
     type: problem?.type,
     title: problem?.title ?? "The server failed",
     detail: problem?.detail ?? `Status ${status}.`,
-    again: status >= 500,
-    ...WORDS[problem?.type],
+    again: status >= 500 || status === 408,
   };
 }
 

@@ -15,7 +15,7 @@ export class Strip {
     this.review.onclick = () => { this.onlyReview = !this.onlyReview; this.show(this.photos, this.open); };
     this.worst = root.querySelector(".worst");
     this.worst.onclick = () => { this.isSorted = !this.isSorted; this.worst.ariaPressed = String(this.isSorted); this.show(this.photos, this.open); };
-    this.list.onkeydown = (event) => this.#walk(event);
+    this.list.onkeydown = (event) => this.#press(event);
     for (const button of root.querySelectorAll("[data-format]")) button.onclick = () => this.#download(button.dataset.format);
     const train = root.querySelector(".train");
     train.hidden = !fileOf;
@@ -79,16 +79,22 @@ export class Strip {
     for (const photo of photos) this.items.get(photo.key).hidden = isHidden(photo);
   }
 
-  #walk(event) {
+  // Open the next (step 1) or previous (-1) photo.
+  walk(step) {
+    const key = this.neighbour(step);
+    if (key === undefined) return;
+    this.onOpen(key);
+    this.focus(key);
+  }
+
+  #press(event) {
     const step = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key === "Delete" && this.onRemove) { event.preventDefault(); return this.onRemove(this.open); }
     if (event.key === "Enter") { event.preventDefault(); event.target.click(); return this.onWrite(); }
-    const key = step && this.neighbour(step);
-    if (step) event.preventDefault();
-    if (key === undefined || !step) return;
-    this.onOpen(key);
-    this.focus(key);
+    if (!step) return;
+    event.preventDefault();
+    this.walk(step);
   }
 
   #make(photo) {
@@ -132,8 +138,7 @@ export class Strip {
     }
     files.push({ name: "captions.jsonl", blob: new Blob([FORMATS.jsonl.make(photos)]) });
     save(await zip(files), "captions.zip");
-    this.#answer(`Saved ${photos.length} reviewed photos of ${this.photos.length}. To fine-tune the model on them:`);
-    this.root.querySelector(".commands").hidden = false;
+    this.#answer(`Saved ${photos.length} reviewed photos of ${this.photos.length}.`);
   }
 
   #download(format) {
@@ -152,7 +157,6 @@ export class Strip {
   #answer(...parts) {
     const line = this.root.querySelector(".answer");
     line.replaceChildren(...parts);
-    this.root.querySelector(".commands").hidden = true;
     line.scrollIntoView({ block: "nearest" });
   }
 }

@@ -1,8 +1,8 @@
-// The numbers of a word. Each has a tooltip, which a click or tap also shows in the page.
-import { makeButton } from "./record.js";
+// The numbers of a word, and what they mean.
+import { make } from "./record.js";
 import { likely, percent, placeOf } from "./sentence.js";
 
-const MEANINGS = {
+export const MEANINGS = {
   trust: "How likely it is that at least one of five people would use this word or a synonym for this photo; the first noun is dashed below 75 %, other words below 55 %, and at most two of a caption.",
   unknown: "This model does not estimate trust, so wrong words are not marked.",
   probability: "The probability of this word, given the photo and the words before it.",
@@ -27,28 +27,10 @@ export function facts(word, hasTrust) {
   return pairs;
 }
 
+// A term whose meaning opens below its line; only one is open at a time.
 export function term(name, text) {
-  const button = Object.assign(makeButton("term", text, null), { title: MEANINGS[name], ariaExpanded: "false" });
-  button.dataset.term = name;
-  return button;
-}
-
-// Let every [data-term] in `root` open its meaning below its line. Returns a function that closes all.
-export function explainTerms(root) {
-  const close = () => {
-    for (const box of root.querySelectorAll(".meaning")) box.replaceChildren();
-    for (const button of root.querySelectorAll("[data-term]")) button.ariaExpanded = "false";
-  };
-  for (const button of root.querySelectorAll("[data-term]")) button.title = MEANINGS[button.dataset.term];
-  root.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-term]");
-    if (!button) return;
-    const isOpen = button.ariaExpanded === "true";
-    close();
-    if (isOpen) return;
-    button.ariaExpanded = "true";
-    button.closest(".explained").querySelector(".meaning").textContent = MEANINGS[button.dataset.term];
-  });
-  root.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
-  return close;
+  const meaning = MEANINGS[name], element = make("details", { className: "term", name: "terms" });
+  element.append(make("summary", { textContent: text, title: meaning }), make("p", { className: "meaning" }, meaning));
+  element.dataset.term = name;
+  return element;
 }

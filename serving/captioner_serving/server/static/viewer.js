@@ -3,10 +3,10 @@ import { colorAt, Heat } from "./heat.js";
 import { loadPhoto } from "./photo.js";
 import { altText, chooseSentence, clean, dashedOf, defaultText, doubtOf, make, makeButton, recordOf, save, stateOf } from "./record.js";
 import { likely, Sentence } from "./sentence.js";
-import { explainTerms, facts, term } from "./terms.js";
+import { facts, MEANINGS, term } from "./terms.js";
 
 // The part of each state that must be visible without scrolling.
-const ENDS = { waiting: ".ghosts", failed: ".failure", shown: ".sentence" };
+const ENDS = { waiting: ".progress", failed: ".failure", shown: ".sentence" };
 const touch = matchMedia("(hover: none)");
 const LONG = 125;  // characters of an alt text
 
@@ -19,14 +19,14 @@ export class Viewer {
   //   onAccept(), onLeave()   Enter or Escape was pressed in the alt text
   //   draw(kind, shown, look)  returns a picture of all words to download; null without a server
   constructor(root, drawing, { onModel = () => {}, onChoose = () => {}, onCorrect = () => {}, onAccept = null, onLeave = () => {}, draw = null } = {}) {
-    Object.assign(this, { root, drawing, onModel, onChoose, onCorrect, onAccept, onLeave, draw, shown: null, entry: null, photo: null, isMore: false });
+    Object.assign(this, { root, drawing, onModel, onChoose, onCorrect, onAccept, onLeave, draw, shown: null, entry: null, photo: null });
     this.look = { strength: drawing.default_strength, colors: drawing.default_colors, smooth: true };
     this.image = this.find(".photo");
     this.status = this.find('[role="status"]');
     this.about = this.find(".about");
     this.heat = new Heat(this.find(".heat"), this.image, drawing, this.look);
     this.sentence = new Sentence(this.find(".sentence"), this.find(".play"), (index) => this.#showWord(index));
-    this.closeMeanings = explainTerms(root);
+    this.find(".legend .meaning").textContent = this.find(".legend summary").title = MEANINGS.heat;
     this.#listenToLook();
     this.#listenToText();
     this.find(".json").onclick = () => this.#saveRecord();
@@ -104,7 +104,6 @@ export class Viewer {
   #become(state) {
     const { root } = this, before = root.dataset.state;
     this.shown = this.entry = null;
-    this.closeMeanings();
     this.sentence.stop();
     if (state !== "shown") {
       this.heat.attentions = [];
@@ -142,11 +141,8 @@ export class Viewer {
         + (hasTrust(chosen) ? " The stronger the colour behind a word, the likelier it is right." : "");
       return;
     }
-    const [first, ...rest] = facts(chosen.words[index], hasTrust(chosen)).map(([key, text]) => term(key, text));
-    const more = makeButton("term more", this.isMore ? "less" : "more", () => { this.isMore = !this.isMore; this.#showWord(index); this.find(".more").focus(); });
-    more.ariaExpanded = String(this.isMore);
-    for (const fact of rest) fact.hidden = !this.isMore && fact.dataset.term !== "effect";
-    this.about.replaceChildren(make("b", {}, chosen.words[index].word), first, ...rest, ...(rest.length ? [more] : []));
+    const terms = facts(chosen.words[index], hasTrust(chosen)).map(([key, text]) => term(key, text));
+    this.about.replaceChildren(make("b", {}, chosen.words[index].word), ...terms);
   }
 
   #choose(sentence) {

@@ -87,9 +87,8 @@ def states(visit: Visit, folder: Path) -> Iterator[str]:
     tab.fill(".text", "A cat that looks past the camera.")
     yield "corrected"
     visit.save(".train")
-    tab.wait_for_selector(".commands:not([hidden])")
     yield "training"
-    tab.click(".about .term >> nth=0")
+    tab.click(".about .term summary >> nth=0")
     tab.click("text=Search settings")
     yield "explained"
     tab.click("text=Search settings")

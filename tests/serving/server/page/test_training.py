@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import zipfile
 from pathlib import Path
 
@@ -16,19 +15,16 @@ from tests.serving.server.page.conftest import Visit
 
 pytestmark = pytest.mark.slow
 
+# The README's.
+PREPARE = ["prepare", "folder", "captions.zip", "--to", "mine"]
+TRAIN = ["train", "finetune", "--data.root", "mine", "--out", "runs/mine"]
+
 
 def download(visit: Visit, folder: Path) -> Path:
     saved = visit.save(".train")
     path = folder / saved.suggested_filename
     saved.save_as(path)
-    visit.tab.wait_for_selector(".commands:not([hidden])")
     return path
-
-
-def commands(visit: Visit) -> list[list[str]]:
-    lines = [shlex.split(line) for line in visit.tab.locator(".commands code").all_inner_texts()]
-    assert [line[0] for line in lines] == ["captioner", "captioner"]
-    return [line[1:] for line in lines]
 
 
 def test_reviewed_photos_and_their_captions_are_prepared(
@@ -39,7 +35,6 @@ def test_reviewed_photos_and_their_captions_are_prepared(
     visit.choose(tmp_path / "notes.jpg", state="failed")
     tab.click(".train")
     assert "No photos are reviewed yet" in tab.inner_text(".answer")
-    assert not tab.locator(".commands").is_visible()
     tab.click(".dismiss")
     tab.click(".removed button")  # also of the only photo
     tab.click(".dismiss")
@@ -65,8 +60,7 @@ def test_reviewed_photos_and_their_captions_are_prepared(
         assert archive.namelist() == [*names, "captions.jsonl"]
         assert archive.read("001-coffee.jpg") == (SAMPLES / "coffee.jpg").read_bytes()
     monkeypatch.chdir(tmp_path)
-    prepare, _ = commands(visit)
-    result = run_main(*prepare, "--workers", 1, "--val", 0)
+    result = run_main(*PREPARE, "--workers", 1, "--val", 0)
     assert result.returncode == 0, result.stderr
     images = {
         image.name: list(image.captions) for image in read_dataset(Path("mine"), split="train")
@@ -77,7 +71,7 @@ def test_reviewed_photos_and_their_captions_are_prepared(
     }
 
 
-def test_the_commands_of_the_page_fine_tune_on_what_it_saved(
+def test_the_training_set_of_the_page_fine_tunes_the_model(
     visit: Visit, tmp_path: Path, run_main: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [tmp_path / f"{number}.jpg" for number in range(12)]
@@ -91,8 +85,7 @@ def test_the_commands_of_the_page_fine_tune_on_what_it_saved(
         visit.tab.press(".text", "Enter")
     download(visit, tmp_path)
     monkeypatch.chdir(tmp_path)
-    prepare, train = commands(visit)
-    assert run_main(*prepare).returncode == 0
-    result = run_main(*train, "--stages.1.epochs", 1, "--data.minimum_count", 1)
+    assert run_main(*PREPARE).returncode == 0
+    result = run_main(*TRAIN, "--stages.1.epochs", 1, "--data.minimum_count", 1)
     assert result.returncode == 0, result.stderr
     assert run_main("caption", "0.jpg", "--checkpoint", "runs/mine").returncode == 0
