@@ -170,8 +170,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(monkeypatch)
 
 
-def run_on(cluster: Cluster, captioner: Captioner, source: object, **options: Any) -> list[Any]:
-    inputs, config = Inputs(sources=(str(source),)), BatchConfig(**options)
+def run_on(cluster: Cluster, captioner: Captioner, *sources: object, **options: Any) -> list[Any]:
+    inputs, config = Inputs(sources=tuple(map(str, sources))), BatchConfig(**options)
     with BatchRun(inputs, output=None, config=config, load=lambda: captioner, ray="local") as run:
         return list(run.records())
 
@@ -180,14 +180,22 @@ def run_on(cluster: Cluster, captioner: Captioner, source: object, **options: An
     ("options", "found", "gpus"),
     [({}, "auto", 1), ({"device": "cpu", "dtype": "float32"}, "cpu", None)],
 )
-def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
+def test_settings_trust_and_photos_reach_the_actors_which_look_for_a_device_where_they_are(
     photos: Photos, lively_file: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch,
     options: dict[str, str], found: str, gpus: int | None,
 ) -> None:  # fmt: skip
-    """The process that was started may have no GPU, and the actors' nodes have."""
-    folder = photos(9)
+    """The process that was started may have no GPU, and the actors' nodes have.
+
+    Photos are submitted in windows.
+    """
+    monkeypatch.setattr("captioner_serving.batch.cluster._WINDOW", 1)
+    folder = photos(2)
+    monkeypatch.chdir(folder.parent)
+    sources = folder.name, make_tar(Path("a.tar"), folder)
     captioner = Captioner.from_pretrained(lively_file, **options)
-    wanted = list(caption_batch(folder, captioner=captioner))
+    captioner.use_trust(make_trust())
+    asked: dict[str, Any] = {"beam_size": 3, "captions": 2, "keywords": 0.0, "batch_size": 1}
+    wanted = list(caption_batch(sources, config=BatchConfig(**asked), captioner=captioner))
     made: list[tuple[object, object]] = []
     before = Captioner.__init__
 
@@ -196,13 +204,14 @@ def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
         before(self, *arguments, **{**given, "device": "cpu"})
 
     monkeypatch.setattr(Captioner, "__init__", noted)
-    monkeypatch.chdir(folder.parent)
-    records = run_on(cluster, captioner, folder.name, batch_size=1)
-    ((device, dtype),) = made
+    assert run_on(cluster, captioner, *sources, **asked) == wanted
+    assert all(record["trust"] and len(record["alternatives"]) == 1 for record in wanted)
+    ((device, dtype),) = set(made)
     assert device == found and options.get("dtype") in (None, dtype)
-    texts = [(record["image"], record["caption"]) for record in wanted]
-    assert [(str(Path(r["image"]).absolute()), r["caption"]) for r in records] == texts
-    assert all(photo.path == str(folder / Path(photo.name).name) for photo in cluster.windows[0])
+    assert [len(window) for window in cluster.windows] == ([1] * 4 if gpus else [3, 1])
+    sent = [photo for window in cluster.windows for photo in window]
+    places = {photo.path or photo.archive for photo in sent}
+    assert places == {f"{folder.parent}/a.tar", *map(str, folder.iterdir())}
     # Each actor has a GPU and the CPUs, or one CPU.
     share = 3 if gpus else 1
     expected = {"concurrency": 1 if gpus else 3, "num_gpus": gpus, "num_cpus": share}
@@ -211,22 +220,6 @@ def test_an_actor_looks_for_a_device_where_it_is_unless_one_is_named(
     context = cluster.context  # the settings of Ray are as before the run
     assert (context.enable_progress_bars, context.execution_options.preserve_order) == (True, False)
     assert "RAY_BACKEND_LOG_LEVEL" not in os.environ
-
-
-def test_settings_trust_and_archives_reach_the_actors(
-    photos: Photos, tiny: Captioner, cluster: Cluster, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """Photos are submitted in windows."""
-    monkeypatch.setattr("captioner_serving.batch.cluster._WINDOW", 1)
-    sure = Captioner(tiny.checkpoint, device="cpu", trust=make_trust())
-    make_tar(tmp_path / "a.tar", photos(4))
-    monkeypatch.chdir(tmp_path)
-    options: dict[str, Any] = {"beam_size": 3, "captions": 2, "keywords": 0.0, "batch_size": 1}
-    wanted = list(caption_batch("a.tar", config=BatchConfig(**options), captioner=sure))
-    assert run_on(cluster, sure, "a.tar", **options) == wanted
-    assert all(record["trust"] and len(record["alternatives"]) == 1 for record in wanted)
-    assert [len(window) for window in cluster.windows] == [3, 1]
-    assert {photo.archive for photo in cluster.windows[0]} == {str(tmp_path / "a.tar")}
 
 
 def failed(cause: BaseException) -> BaseException:
