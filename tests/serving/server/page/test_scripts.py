@@ -1,10 +1,9 @@
-"""Scripts of the page without a browser: records and zip files."""
+"""Scripts of the page without a browser: records and texts."""
 
 from __future__ import annotations
 
 import csv
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,6 @@ const doubts = chosen.map((one, at) => doubtOf(one, states[at]));
 console.log(JSON.stringify({ chosen, states, doubts }));
 """
 
-ZIP = """
-import { writeFileSync } from "node:fs";
-const [module, files, to] = process.argv.slice(-3);
-const { zip } = await import(module);
-const blobs = JSON.parse(files).map(([name, text]) => ({ name, blob: new Blob([text]) }));
-writeFileSync(to, new Uint8Array(await (await zip(blobs)).arrayBuffer()));
-"""
-
-
 RECORDS = """
 const [module, photos] = process.argv.slice(-2);
 const { FORMATS, marksOf, trainingFiles } = await import(module);
@@ -48,13 +38,6 @@ console.log(JSON.stringify({
   marks: listed.map(marksOf), names: files.map(({ name }) => name),
   captions: await Promise.all(captions),
 }));
-"""
-
-FACTS = """
-const { facts } = await import(process.argv.at(-1));
-const attention = { rows: 3, columns: 3, box: [0, 0, 1, 1], weights: [0, 0, 0, 1, 0, 0, 0, 0, 0] };
-const word = { word: "dog", probability: 0.5, trust: 0.3, doubtful: true, gate: 0.25, attention };
-console.log(JSON.stringify([0.0499, Math.LN2].map((effect) => facts({ ...word, effect }, true))));
 """
 
 
@@ -116,24 +99,3 @@ def test_downloads_are_safe_in_spreadsheets_and_folders(tmp_path: Path) -> None:
         "003-@x.jpg", "003-@x.txt", "004-+1.tif", "004-+1.txt",
     ]  # fmt: skip
     assert made["captions"] == ["-1 dogs\n", "-1 dogs\n", "'=1, -1\n", "Tab\t@x\n"]
-
-
-@pytest.mark.needs("node")
-def test_the_facts_of_a_word(tmp_path: Path) -> None:
-    first, second = json.loads(run_module(FACTS, tmp_path, (STATIC / "terms.js").as_uri()))
-    start = [
-        ["trust", "doubtful, 30 % likely right"], ["probability", "probability 50 %"],
-        ["focus", "focus: left"], ["visual", "visual 25 %"],
-    ]  # fmt: skip
-    assert first == [*start, ["effect", "also visible elsewhere"]]
-    # exp(-ln 2) = 1/2 of the probability is left
-    assert second == [*start, ["effect", "50 % less likely when this area is hidden"]]
-
-
-@pytest.mark.needs("node")
-def test_a_zip_file_holds_names_of_any_letters(tmp_path: Path) -> None:
-    files = [["Müller.jpg", "größe"], ["日本/犬.txt", ""], ["a.txt", "x" * 70_000]]
-    run_module(ZIP, tmp_path, (STATIC / "zip.js").as_uri(), json.dumps(files), "files.zip")
-    with zipfile.ZipFile(tmp_path / "files.zip") as archive:
-        assert archive.testzip() is None
-        assert [[name, archive.read(name).decode()] for name in archive.namelist()] == files

@@ -46,17 +46,16 @@ def test_reviewed_photos_and_their_captions_are_prepared(
     visit.strip()
     said = visit.record()["caption"]
     tab.press(".text", "Enter")
-    tab.locator(".strip button[title='rocket.jpg']").click()
-    tab.click(".use")
-    tab.fill(".text", "Lights, and a rocket.\nAt night.")
-    tab.locator(".strip button[title='größe 1:2.png']").click()  # doubtful: left to review
+    tab.locator(".strip button[title='größe 1:2.png']").click()
+    tab.fill(".text", "A man.\nAnd a camera.")
+    tab.locator(".strip button[title='rocket.jpg']").click()  # doubtful: left to review
     tab.locator(".strip button[title='chelsea.jpg']").click()
     tab.check(".decorative")
     path = download(visit, tmp_path)
     assert "Saved 2 reviewed photos of 5." in tab.inner_text(".answer")
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-        names = ["001-coffee.jpg", "001-coffee.txt", "002-rocket.jpg", "002-rocket.txt"]
+        names = ["001-coffee.jpg", "001-coffee.txt", "002-größe 1_2.png", "002-größe 1_2.txt"]
         assert archive.namelist() == [*names, "captions.jsonl"]
         assert archive.read("001-coffee.jpg") == (SAMPLES / "coffee.jpg").read_bytes()
     monkeypatch.chdir(tmp_path)
@@ -67,7 +66,7 @@ def test_reviewed_photos_and_their_captions_are_prepared(
     }
     assert images == {
         "captions/001-coffee.jpg": [said],
-        "captions/002-rocket.jpg": ["Lights, and a rocket.", "At night."],
+        "captions/002-größe 1_2.png": ["A man.", "And a camera."],
     }
 
 
