@@ -77,7 +77,10 @@ def test_a_launched_demo_shows_the_page_and_answers_the_api(plain: httpx.Client)
 
 def test_a_launched_demo_has_the_checks_of_the_server(plain: httpx.Client) -> None:
     assert plain.get("/gradio_api/file=/etc/hostname").status_code == 404
-    assert plain.post("/api/caption", files={"image": bytes(3_000_000)}).status_code == 413
+    call = {"data": [{"path": "/etc/hostname"}, *[None] * 6], "session_hash": "x"}
+    assert plain.post("/gradio_api/queue/join", json=call).status_code == 403
+    for path, key in (("/api/caption", "image"), ("/gradio_api/upload", "files")):
+        assert plain.post(path, files={key: bytes(3_000_000)}).status_code == 413
     assert plain.get("/", headers={"Host": "evil.example"}).status_code == 400
     assert plain.get("/").headers["x-frame-options"] == "SAMEORIGIN"
 

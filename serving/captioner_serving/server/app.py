@@ -79,9 +79,7 @@ class Application:
         for kind in (CaptionerError, HTTPException, Exception):
             api.add_exception_handler(kind, self._answer)
         bounded = BodyLimits(api, config, self.metrics)
-        access = Access(
-            bounded, tokens, origins=config.allowed_origins, hosts=config.accepted_hosts
-        )
+        access = Access(bounded, tokens, origins=config.allowed_origins)
         self.asgi: ASGIApp = RequestContext(
             self._with_cors(access),
             self.metrics,
@@ -91,6 +89,7 @@ class Application:
             routes=api.routes,
             root_path=config.root_path,
             frame_ancestors=config.frame_ancestors,
+            hosts=config.accepted_hosts,
         )
 
     def _page(self, samples: Mapping[str, Path]) -> ASGIApp:

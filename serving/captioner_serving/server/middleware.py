@@ -1,7 +1,8 @@
 """The middleware of the server, from the outermost to the innermost; BodyLimits comes after it.
 
-RequestContext: describes, counts and logs requests; security headers; unhandled exceptions.
-Access: refuses unknown Host headers and cross-site requests, and checks tokens.
+RequestContext: describes, counts and logs requests; security headers; unhandled exceptions; refuses
+unknown Host headers.
+Access: refuses cross-site requests, and checks tokens.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class RequestContext:
     It adds security headers to every answer, and answers unhandled exceptions. Before a refusal it
     reads the rest of the body, up to `max_rest` bytes. Many clients first send all of it, and would
     see a reset connection in place of the answer. Requests work with and without the prefix
-    `root_path`.
+    `root_path`. For `hosts` see ServerConfig.accepted_hosts.
 
     `log` gets a line of JSON for each request, without query strings, photo names and tokens; `say`
     gets a message for each failure.
@@ -90,11 +91,12 @@ class RequestContext:
         routes: Sequence[BaseRoute] = (),
         root_path: str = "",
         frame_ancestors: Sequence[str] = (),
+        hosts: Sequence[str] = ("*",),
     ) -> None:
         self.app, self._metrics = app, metrics
         self._log, self._say = log, say
         self._max_rest, self._routes = max_rest, routes
-        self._root_path = root_path
+        self._root_path, self._hosts = root_path, [name.lower() for name in hosts]
         ancestors = " ".join(("frame-ancestors 'self'", *frame_ancestors))
         self._headers = {**_HEADERS, "Content-Security-Policy": "; ".join((*_POLICY, ancestors))}
         if not frame_ancestors:
@@ -122,7 +124,8 @@ class RequestContext:
             await send(message)
 
         try:
-            await self.app(scope, rest, add)
+            refusal = self._refusal(Headers(scope=scope))
+            await (problem(refusal) if refusal else self.app)(scope, rest, add)
         except ClientDisconnect:  # not an error of the server
             status = _GONE
         except asyncio.CancelledError:  # the server is stopping
@@ -154,6 +157,19 @@ class RequestContext:
         matching = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
         info.route = getattr(next(matching, None), "path", None)
         return scope
+
+    def _refusal(self, headers: Headers) -> RefusedError | None:
+        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        if any(
+            name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:]))
+            for name in self._hosts
+        ):
+            return None
+        return RefusedError(
+            "bad-request",
+            f"the host name {host[:100]!r} is not one of this server's: start it with "
+            "--allowed-host NAME to accept it",
+        )
 
     def _headers_of(self, info: RequestInfo, status: int) -> dict[str, str]:
         headers = {**self._headers, "X-Request-ID": info.id}
@@ -224,11 +240,10 @@ def _is_trusted(name: bytes) -> bool:
 
 
 class Access:
-    """Middleware that refuses unknown Host headers and cross-site requests, and requires a token.
+    """Middleware that refuses cross-site requests, and requires a token.
 
     A token is sent as Bearer (RFC 6750), or as the password of any user with HTTP Basic (RFC 7617),
-    for browsers. Tokens are compared in constant time. Pages of `origins` may call the API. For
-    `hosts` see ServerConfig.accepted_hosts.
+    for browsers. Tokens are compared in constant time. Pages of `origins` may call the API.
     """
 
     def __init__(
@@ -237,13 +252,11 @@ class Access:
         tokens: Mapping[str, str] | None = None,
         *,
         origins: Sequence[str] = (),
-        hosts: Sequence[str] = ("*",),
     ) -> None:
         self.app, self._tokens, self._origins = app, tokens or {}, origins
-        self._hosts = [name.lower() for name in hosts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 400, 401 or 403."""
+        """Pass the request on, or answer 401 or 403."""
         if scope["type"] == "http":
             try:
                 self._admit(scope, Headers(scope=scope))
@@ -253,16 +266,6 @@ class Access:
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         info = request_info(scope)
-        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
-        if not any(
-            name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:]))
-            for name in self._hosts
-        ):
-            raise RefusedError(
-                "bad-request",
-                f"the host name {host[:100]!r} is not one of this server's: start it with "
-                "--allowed-host NAME to accept it",
-            )
         is_allowed = headers.get("origin") in self._origins and info.is_api
         if scope["method"] not in ("GET", "OPTIONS") and _is_cross_site(headers) and not is_allowed:
             raise RefusedError("cross-site", "a page of another site sent this request")

@@ -204,6 +204,17 @@ def test_a_stream_yields_all_photos_before_one_that_has_no_result(
         for photo, _ in reader.stream(iter(photos), ahead=32):
             names.append(photo.name)
     assert names == ["0", "1", "2", "3", "4"]
+    with pytest.raises(CaptionerError, match="memory is short"):
+        decode(reader, photos[5])
+    assert decode(reader, photos[0]).error is None
+
+
+def test_large_photos_and_large_squares_do_not_wait_for_each_other() -> None:
+    data = jpeg(0, 3000, noise=True)  # 14 MB, more than any pipe holds
+    photos = (EncodedPhoto(str(number), data) for number in range(4))
+    with Reader(TransformConfig(size=512), workers=2) as reader:
+        lengths = {len(decoded.pixels) for _, decoded in reader.stream(photos, ahead=64)}
+    assert lengths == {3 * 512 * 512}
 
 
 def test_a_photo_that_takes_too_long_is_ended() -> None:

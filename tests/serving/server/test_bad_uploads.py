@@ -73,6 +73,7 @@ BODIES: dict[str, tuple[bytes, str | None, int]] = {
     "only an end": (END, TYPE, 400),
     "no image": (field("beam_size", b"5") + END, TYPE, 400),
     "a path in place of a file": (field("image", b"/etc/passwd") + END, TYPE, 400),
+    "a URL": (field("image_url", b"https://example.org/a.jpg") + END, TYPE, 403),
     "a field given twice": (part(PHOTO) + field("beam_size", b"1") * 2 + END, TYPE, 400),
     "1,000 parts": (part(b"x") * 1000 + END, TYPE, 413),
     "1,000 fields": (b"".join(field(f"f{i}", b"1") for i in range(1000)) + END, TYPE, 400),

@@ -73,6 +73,8 @@ def watched(saved_tiny: Path) -> Iterator[tuple[httpx.Client, Watch]]:
 PHOTO_CALL = {"name": "describe_image", "arguments": {"image": TEXT}}
 BODIES: dict[str, tuple[str, object]] = {
     "a prompt": ("/api/generate", {"prompt": TEXT}),
+    "base64": ("/api/generate", {"images": [TEXT]}),
+    "no base64": ("/api/generate", {"images": ["!" + TEXT]}),
     "lines of base64": ("/api/generate", {"images": ["a\n" * (LARGEST // 3 - 1000)]}),
     "escapes": ("/api/generate", {"images": ["\u00e9" * (LARGEST // 6 - 1000)]}),
     "many images": ("/api/generate", {"images": ["a" * 2000] * 9_000}),
@@ -84,7 +86,8 @@ BODIES: dict[str, tuple[str, object]] = {
         "/gradio_api/mcp/",
         {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": PHOTO_CALL},
     ),
-    "commas": ("/gradio_api/mcp/", b"[" + b"1," * (LARGEST // 2 - 10) + b"1]"),
+    "commas": ("/api/generate", b"[" + b"1," * (LARGEST // 2 - 10) + b"1]"),
+    "commas of an assistant": ("/gradio_api/mcp/", b"[" + b"1," * (LARGEST // 2 - 10) + b"1]"),
     "no JSON": ("/api/generate", b"[" * LARGEST),
     "line breaks": ("/api/caption", PART + b"\r\n" * (LARGEST // 2) + b"\r\n--b--\r\n"),
     "boundaries": ("/api/caption", PART + b"\r\n--bb" * (LARGEST // 6) + b"\r\n--b--\r\n"),

@@ -190,6 +190,7 @@ def test_another_site_may_call_the_api_if_it_is_named(shared: str) -> None:
         assert before.headers["access-control-allow-origin"] == SITE
         foreign = web.options("/api/caption", headers={**asks, "Origin": OTHER})
         assert foreign.status_code == 400
+        assert web.options("/api/caption", headers={**asks, "Host": "evil.example"}).is_error
         files = {"image": PHOTO}
         answer = web.post("/api/caption", files=files, headers={**who, "Origin": SITE})
         assert answer.status_code == 200

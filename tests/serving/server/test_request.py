@@ -117,7 +117,7 @@ NAMES: dict[str, tuple[list[str], list[str], list[str]]] = {
 def test_only_accepted_host_headers_are_answered(listens: str) -> None:
     allowed, good, bad = NAMES[listens]
     config = ServerConfig(host=listens, allowed_hosts=tuple(allowed))
-    app = RequestContext(Access(Inside(), hosts=config.accepted_hosts), Metrics())
+    app = RequestContext(Inside(), Metrics(), hosts=config.accepted_hosts)
     answers = {name: ask(app, headers={"Host": name}) for name in (*good, *bad)}
     assert {name for name, answer in answers.items() if answer.status_code == 200} == set(good)
     for name in bad:
