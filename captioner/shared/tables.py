@@ -243,19 +243,20 @@ def read_json_rows(
         return list(enumerate(whole if isinstance(whole, list) else [whole], 1))
     except (ValueError, RecursionError) as error:
         fault = error
-        if text.lstrip()[:1] == "[":
-            report = None
     rows: list[tuple[int, Any]] = []
+    damaged: list[tuple[int, Exception]] = []
     for number, line in enumerate(text.split("\n"), 1):  # strings may contain other line ends
         try:
             if line.strip():
                 rows.append((number, json.loads(line)))
         except (ValueError, RecursionError) as error:
-            if report is None:
-                # Without a line before it, this is no JSON Lines.
-                fault, number = (error, number) if rows else (fault, getattr(fault, "lineno", 1))
-                raise DataError(f"{name}: line {number} is not JSON ({fault})") from error
-            report(number)
+            damaged.append((number, error))
+    is_lines = rows and damaged and rows[0][0] < damaged[0][0]
+    if report is None or (len(damaged) >= len(rows) and not is_lines):
+        number, fault = damaged[0] if is_lines else (getattr(fault, "lineno", 1), fault)
+        raise DataError(f"{name}: line {number} is not JSON ({fault})") from fault
+    for number, _ in damaged:
+        report(number)
     return rows
 
 

@@ -1,7 +1,8 @@
-"""Speed of Captioner on one GPU: captions and training steps.
+"""Speed of Captioner on one GPU: captions, training steps, and epochs of COCO's size.
 
     python -m tests.benchmarks.gpu [--device cuda] [--encoder NAME] [--small]
     python -m tests.benchmarks.gpu --compile [--encoder NAME]
+    python -m tests.benchmarks.gpu --simulate-coco [--recipe coco-fast|coco]
 
 By estimate, the first command takes one minute on an H100. It measures
 
@@ -12,7 +13,8 @@ By estimate, the first command takes one minute on an H100. It measures
   the device. The model has random weights and 9,490 words.
 
 `--compile` measures only the steps, with a compiled loss and with the tuning of cuDNN. Both are
-left out otherwise, because they take minutes. `--small` runs everything with tiny sizes on any
+left out otherwise, because they take minutes. `--simulate-coco` runs one epoch of each stage of a
+recipe, as training runs it; see simulated_coco.py. `--small` runs everything with tiny sizes on any
 device; its numbers mean nothing. Nothing else may run on the GPU meanwhile.
 """
 
@@ -57,6 +59,7 @@ from captioner_training.state import TrainState
 from captioner_training.step import TrainStep
 from tests.training.runs import make_batch
 
+RECIPES = ("coco-fast", "coco")
 ENCODERS = {"efficientnet_v2_b0": 224, "resnet101": 256}
 WORDS = Vocabulary([f"word{number}" for number in range(9486)])
 STEPS = (
@@ -312,6 +315,8 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--encoder", choices=ENCODERS, default="efficientnet_v2_b0")
     parser.add_argument("--compile", action="store_true", help="run only the steps, compiled")
+    parser.add_argument("--simulate-coco", action="store_true", help="run epochs of a recipe")
+    parser.add_argument("--recipe", choices=RECIPES, default=RECIPES[0])
     parser.add_argument("--small", action="store_true", help="tiny sizes, for any --device")
     arguments = parser.parse_args()
     started = time.perf_counter()
@@ -322,11 +327,16 @@ def main() -> int:
     torch.manual_seed(0)
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "the CPU"
     print(f"{name}, torch {torch.__version__}", flush=True)
-    if not arguments.compile:
+    if not arguments.compile and not arguments.simulate_coco:
         captions(bench)
         release(compiled=False)
     if bench.device.type == "cuda":  # as training does
         torch.set_float32_matmul_precision("high")
+    if arguments.simulate_coco:
+        from tests.benchmarks.simulated_coco import simulate  # which imports this module
+
+        simulate(arguments.recipe, bench.device, small=bench.small)
+        return 0
     torch.backends.cudnn.benchmark = arguments.compile
     size = 64 if bench.small else ENCODERS[arguments.encoder]
     kinds = STEPS[::2] if bench.small else STEPS

@@ -126,7 +126,7 @@ def _write_trust(recipe: Recipe, corpus: Corpus, best: Path, *, device: torch.de
 def measure_gain(
     recipe: Recipe, corpus: Corpus, best: Path, *, device: torch.device
 ) -> dict[str, Any]:
-    """Measure CIDEr-D of the best checkpoint, in percent, on test or else on validation.
+    """Measure CIDEr-D of the best checkpoint on the test split; if there is none, on validation.
 
     Returns `split`, `images`, the mean score `after`, and `intervals`. If the run started from a
     model, also its mean score `before`, and `gain`, the mean difference over images.

@@ -19,7 +19,7 @@ from annotated_types import Ge, Interval, MinLen
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, DataError
 from captioner.generation.config import GenerationConfig, Length
 from captioner.model.config import DecoderConfig
 from captioner.model.encoder import EncoderConfig
@@ -271,6 +271,15 @@ def recipe_path(name: str) -> Path:
     )
 
 
+def recipe_text(name: str) -> str:
+    """Return the text of a recipe. Raises ConfigError: it does not exist or is not text."""
+    path = recipe_path(name)
+    try:
+        return read_text(path, name=f"recipe {path}")
+    except DataError as error:
+        raise ConfigError(error.detail) from error
+
+
 def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
     """Read a shipped recipe by its name, or a YAML file.
 
@@ -280,12 +289,11 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
             {"stages.1.epochs": "3"}.
 
     Raises:
-        ConfigError: the recipe does not exist, is not YAML, or has invalid fields. The message
-            names all of them.
-        DataError: the file cannot be read.
+        ConfigError: the recipe does not exist, cannot be read, is not YAML, or has invalid fields.
+            The message names all of them.
     """
     source = recipe_path(name)
-    values = _parse(read_text(source, name=f"recipe {source}"), f"recipe {source}")
+    values = _parse(recipe_text(name), f"recipe {source}")
     if not isinstance(values, dict):
         raise ConfigError(f"recipe {source} is not a YAML mapping of fields to values")
     values.setdefault("name", source.stem)

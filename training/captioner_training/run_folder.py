@@ -55,6 +55,11 @@ class RunFolder:
             recipe = replace(recipe, precision=before.precision if before else default_precision)
         self.recipe = recipe
         if existing and (self.finished or self.best.exists() or self.states()):
+            if before and not self.finished and _is_sampled(existing):
+                raise ConfigError(
+                    f"{out} has a run with scheduled_sampling, which is gone: choose another "
+                    f"--out; --weights can name {self.best}"
+                )
             self._refuse_other_recipe(plain(before) if before else existing)
             return
         # Files of a run that failed before its first checkpoint are overwritten.
@@ -171,9 +176,11 @@ def read_recipe(values: Any) -> Recipe | None:
     the file of the captions is then the name.
     """
     try:
-        for stage in values["stages"]:
-            (stage.get("self_critical") or {}).pop("baseline", None)
         current = {name: values[name] for name in values.keys() - _GONE}
+        current["stages"] = [{**stage} for stage in values["stages"]]
+        for stage in current["stages"]:
+            stage.pop("scheduled_sampling", None)
+            (stage.get("self_critical") or {}).pop("baseline", None)
         current["generation"] = current_settings(values["generation"])
         current["data"] = {**values["data"]}
         for split in ("train", "validation"):
@@ -184,6 +191,10 @@ def read_recipe(values: Any) -> Recipe | None:
         return TypeAdapter(Recipe).validate_python(current)
     except (ValidationError, ConfigError, AttributeError, KeyError, TypeError):
         return None
+
+
+def _is_sampled(values: Mapping[str, Any]) -> bool:
+    return any(stage.get("scheduled_sampling") for stage in values["stages"])
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:

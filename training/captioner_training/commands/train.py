@@ -41,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and print the path of the best checkpoint."""
-    from captioner.shared.tables import read_text
-    from captioner_training.recipe import fields_text, load_recipe, recipe_path
+    from captioner_training.recipe import fields_text, load_recipe, recipe_text
 
     if arguments.list_fields:
         print(fields_text(), end="")
@@ -50,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.recipe is None:
         raise ConfigError(f"name a recipe: a .yaml file, or one of {', '.join(RECIPES)}")
     if arguments.show:
-        path = recipe_path(arguments.recipe)
-        print(read_text(path, name=f"recipe {path}"), end="")
+        print(recipe_text(arguments.recipe), end="")
         return 0
 
     from captioner_training.conclusion import conclude

@@ -183,7 +183,6 @@ def _group(columns: Columns, rows: Rows, problems: Problems) -> list[SourceImage
 
 def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> list[SourceImage]:
     """Read COCO's or Karpathy's format, a list of objects, or JSON Lines."""
-    is_json = path.suffix.lower() == ".json"  # not JSON Lines, of which a line may be damaged
 
     def report(number: int) -> None:
         place = f"line {number}"
@@ -192,14 +191,14 @@ def _read_json(text: str, path: Path, columns: Columns, problems: Problems) -> l
     try:
         content: Any = json.loads(text)
     except (ValueError, RecursionError):
-        lines = read_json_rows(text.encode(), name=str(path), report=None if is_json else report)
+        lines = read_json_rows(text.encode(), name=str(path), report=report)
         return _read_objects(lines, "line", path, columns, problems)
     if isinstance(content, dict):
         if "annotations" in content and "images" in content:
             return coco_images(content, problems, name=str(path))
         if isinstance(images := content.get("images"), list):
             return _karpathy_images(images, path)
-        if not is_json or columns.are_in([*content]):  # a list of one object
+        if path.suffix.lower() != ".json" or columns.are_in([*content]):  # a list of one object
             content = [content]
     if not isinstance(content, list):
         raise DataError(
@@ -275,7 +274,7 @@ def _with_known_types(images: list[SourceImage], name: str) -> list[SourceImage]
 def _read_parquet(
     path: Path, columns: Columns, problems: Problems, prefix: str
 ) -> list[SourceImage]:
-    """Read a Parquet file. Photos inside, {bytes, path}, are not kept in memory, but located."""
+    """Read a Parquet file. Photos inside, {bytes, path}, are located, not kept in memory."""
     with open_parquet(path) as file:
         names = file.schema_arrow.names
         first = next(file.iter_batches(batch_size=_BATCH), None)
