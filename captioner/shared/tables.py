@@ -242,7 +242,7 @@ def read_json_rows(
         whole = json.loads(text)
         return list(enumerate(whole if isinstance(whole, list) else [whole], 1))
     except (ValueError, RecursionError) as error:
-        fault = error
+        fault: Exception = error
     rows: list[tuple[int, Any]] = []
     damaged: list[tuple[int, Exception]] = []
     for number, line in enumerate(text.split("\n"), 1):  # strings may contain other line ends
@@ -251,7 +251,9 @@ def read_json_rows(
                 rows.append((number, json.loads(line)))
         except (ValueError, RecursionError) as error:
             damaged.append((number, error))
-    is_lines = rows and damaged and rows[0][0] < damaged[0][0]
+    if not damaged:
+        return rows
+    is_lines = bool(rows) and rows[0][0] < damaged[0][0]
     if report is None or (len(damaged) >= len(rows) and not is_lines):
         number, fault = damaged[0] if is_lines else (getattr(fault, "lineno", 1), fault)
         raise DataError(f"{name}: line {number} is not JSON ({fault})") from fault

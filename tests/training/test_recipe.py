@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from captioner import ConfigError, DataError
+from captioner import ConfigError
 from captioner_training.recipe import import_class, load_recipe, resolve, shipped_recipes
 
 
@@ -71,9 +71,9 @@ def test_a_recipe_is_a_yaml_file_or_a_shipped_one(
     with pytest.raises(ConfigError, match=r"no recipe 'mine', did you mean mine\.yaml\? Use a"):
         load_recipe("mine")
     (tmp_path / "mine.yaml").write_bytes(b"name: \0")
-    with pytest.raises(DataError, match=r"recipe mine\.yaml is not a text file"):
+    with pytest.raises(ConfigError, match=r"recipe mine\.yaml is not a text file"):
         load_recipe("mine.yaml")
-    with pytest.raises(DataError, match=r"there is no file my\.yaml, did you mean mine\.yaml"):
+    with pytest.raises(ConfigError, match=r"there is no file my\.yaml, did you mean mine\.yaml"):
         load_recipe("my.yaml")
 
 

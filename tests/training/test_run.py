@@ -149,9 +149,17 @@ def test_a_finished_run_of_version_0_2_is_read(place: Path, finished: Path, tmp_
     recipe |= {"save_every_steps": None, "keep_states": 2, "keep_files": False}
     del recipe["data"]["lowercase"]
     recipe["generation"]["different_around"] = recipe["generation"].pop("no_repeat_around")
+    for stage in recipe["stages"]:
+        stage["scheduled_sampling"] = 0.0
     write_json(out / "recipe.json", recipe)
     train_here(place / "own.yaml", out, data__root=place)
     assert (out / "log.jsonl").read_bytes() == (finished / "log.jsonl").read_bytes()
+    recipe["stages"][0]["scheduled_sampling"] = 0.1
+    write_json(out / "recipe.json", recipe)
+    train_here(place / "own.yaml", out, data__root=place)
+    (out / "finished.json").unlink()
+    with pytest.raises(ConfigError, match="scheduled_sampling, which is gone"):
+        train_here(place / "own.yaml", out, data__root=place)
 
 
 def test_processes_begin_with_equal_weights_and_drop_out_other_units(

@@ -205,6 +205,7 @@ def test_a_list_of_objects_is_as_good_as_lines(tmp_path: Path, problems: Problem
     assert found == {"17": ("a\u2028b",), "18": ("c",)}
     assert "line 1 is not JSON; line 5 is not a JSON object" in problems.report()
     one = '{"file_name": "1.jpg", "text": "a"}\n'
+    assert read(tmp_path, f"{one}not JSON", problems, "t.json") == {"1.jpg": ("a",)}
     for name in ("one.jsonl", "one.json"):
         assert read(tmp_path, one, problems, name) == {"1.jpg": ("a",)}
 
