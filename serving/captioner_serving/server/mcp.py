@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from captioner import __version__
 from captioner.caption import Caption, Word
 from captioner.drawing.overlay import attention_density
-from captioner.errors import ImageNotFoundError
+from captioner.errors import CaptionerError, ImageNotFoundError
 from captioner.photos.transform import Box
 from captioner_serving.networks import client_of
 from captioner_serving.server.bodies import decode_photo, parse_body, parse_object
@@ -56,17 +56,22 @@ class McpServer:
         tool = types.Tool(name=_TOOL, description=description, inputSchema=schema)
         server: Server[Any, Request] = Server("captioner", version=__version__)
 
-        @server.list_tools()  # type: ignore[no-untyped-call, untyped-decorator]
-        async def list_tools() -> list[types.Tool]:
-            return [tool]
+        async def list_tools(_: types.ListToolsRequest) -> types.ServerResult:
+            return types.ServerResult(types.ListToolsResult(tools=[tool]))
 
-        @server.call_tool(validate_input=False)  # type: ignore[untyped-decorator]
-        async def call_tool(name: str, arguments: dict[str, Any]) -> list[types.TextContent]:
-            request = server.request_context.request
-            client = "" if request is None else client_of(request.scope)
-            text = await _call(service, name, arguments, client)
-            return [types.TextContent(type="text", text=text)]
+        async def call_tool(call: types.CallToolRequest) -> types.ServerResult:
+            is_error = False
+            try:
+                request = server.request_context.request
+                client = "" if request is None else client_of(request.scope)
+                text = await _call(service, call.params.name, call.params.arguments or {}, client)
+            except CaptionerError as error:
+                text, is_error = str(error), True
+            content: list[types.ContentBlock] = [types.TextContent(type="text", text=text)]
+            return types.ServerResult(types.CallToolResult(content=content, isError=is_error))
 
+        server.request_handlers[types.ListToolsRequest] = list_tools
+        server.request_handlers[types.CallToolRequest] = call_tool
         # BodyLimits has already limited the request.
         size = 2 * config.max_upload + 2_000_000
         self.manager = StreamableHTTPSessionManager(
