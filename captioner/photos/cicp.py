@@ -84,12 +84,13 @@ def from_gamma(image: Image.Image, gamma: float) -> Image.Image:
 def from_cicp(image: Image.Image, primaries: int, transfer: int) -> Image.Image:
     """Convert an RGB image to sRGB; light above the reference white is clipped.
 
-    Unknown transfer functions are taken for that of sRGB.
+    Unknown primaries and transfer functions are taken for those of sRGB.
     """
-    if primaries == 1 and transfer not in (_PQ, _HLG):
+    described = PRIMARIES.get(primaries, PRIMARIES[1])
+    if described == PRIMARIES[1] and transfer not in (_PQ, _HLG):
         return image
     levels = _linear(np.linspace(0, 1, 256, dtype=np.float32), transfer)
-    ours, theirs = _to_xyz(PRIMARIES[1]), _to_xyz(PRIMARIES[primaries])
+    ours, theirs = _to_xyz(PRIMARIES[1]), _to_xyz(described)
     matrix = (np.linalg.inv(ours) @ theirs).T.astype(np.float32)
     pixels = np.array(image).reshape(-1, 3)
     for start in range(0, len(pixels), _ROWS):

@@ -10,7 +10,7 @@ from typing import cast
 from PIL import Image, ImageCms
 
 from captioner import errors
-from captioner.photos.cicp import PRIMARIES, from_cicp, from_gamma
+from captioner.photos.cicp import from_cicp, from_gamma
 
 _SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}  # the profile's colour space, by mode
 _GAMMA = 0.45455  # of sRGB, in PNG's chunk gAMA; up to 5 % from it are ignored, as by libpng
@@ -26,6 +26,8 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
 
     Raises ImageFormatError: pixels are outside their range.
     """
+    if image.mode == "La":
+        image = image.convert("LA")
     if image.mode == "F" or image.mode.startswith("I"):
         grey, hidden = _grey(image, name)
         picture = _apply_profile(grey, image) or grey.convert("RGB")
@@ -41,7 +43,7 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
 def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | None:
     """Convert to sRGB by the profile of `source`; None if there is nothing to convert."""
     profile, numbers = source.info.get("icc_profile"), source.info.get("cicp")
-    if plain.mode in ("L", "RGB") and numbers and numbers[0] in PRIMARIES:
+    if plain.mode in ("L", "RGB") and numbers:
         return from_cicp(plain.convert("RGB"), *numbers)
     if not profile and plain.mode in ("L", "RGB"):
         gamma = source.info.get("gamma", _GAMMA)
@@ -120,9 +122,13 @@ def _is_unused(image: Image.Image) -> bool:
 
 
 def _over_white(image: Image.Image) -> Image.Image:
-    source = image
+    source, transparent = image, image.info.get("transparency")
     if image.mode == "P":
         image = image.copy()  # Pillow writes the transparency into the palette it converts from
+    elif image.mode == "RGB" and isinstance(transparent, tuple) and max(transparent) > 255:
+        # A 16-bit PNG: Pillow converted the pixels to 8 bits, but not the transparent colour.
+        image = image.copy()
+        image.info["transparency"] = tuple(value >> 8 for value in transparent)
     layered = image.convert("RGBA")
     plain = layered.convert("RGB")
     if source.mode in ("L", "LA"):

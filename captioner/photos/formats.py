@@ -26,7 +26,7 @@ from PIL.TiffImagePlugin import COMPRESSION_INFO, ImageFileDirectory_v2, TiffIma
 from PIL.WebPImagePlugin import WebPImageFile
 
 from captioner import errors
-from captioner.photos.cicp import TRANSFERS, read_nclx
+from captioner.photos.cicp import PRIMARIES, TRANSFERS, read_nclx
 
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp",
@@ -45,7 +45,7 @@ _JPEG_END = b"\xff\xd9"
 _JPEG_KEPT = (b"JFIF", b"ICC_PROFILE\0", b"Adobe")  # the application segments that are kept
 
 _PNG_CHUNKS = 100_000  # encoders write at least 8 kB per chunk
-_PNG_KEPT = (b"tRNS", b"gAMA", b"sRGB")
+_PNG_KEPT = {b"gAMA": 4, b"sRGB": 1}  # their lengths; Pillow refuses shorter ones
 _PNG_PROFILE = 1 << 24  # bytes of a colour profile; the largest in use have 3 MB
 
 _GIF_BLOCKS = 10_000  # for each block of a comment Pillow copies all earlier ones
@@ -78,9 +78,21 @@ class TiffReader(TiffImageFile):
 
 
 class _GifReader(GifImageFile):
-    """Pillow's GIF reader with a limit of blocks before the pixels."""
+    """Pillow's GIF reader with limits of the blocks before the pixels, and of the size.
+
+    Pillow compares the size with its own limit and allocates while it reads the header.
+    """
 
     _blocks = 0
+
+    def __init__(self, stream: BinaryIO, name: str, max_pixels: int) -> None:
+        self._limit = name, min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
+        super().__init__(stream)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key == "_size" and 0 not in value:
+            check_size(value, *self._limit)
+        super().__setattr__(key, value)
 
     def data(self) -> bytes | None:
         self._blocks += 1
@@ -126,7 +138,8 @@ def read_header(stream: BinaryIO, name: str, max_pixels: int) -> ImageFile.Image
     elif reader.format in ("AVIF", "HEIF"):
         data = stream.read()
         stream, info = io.BytesIO(_ISO_METADATA.sub(rb"\1skip", data)), {"cicp": read_nclx(data)}
-    image = reader(stream)
+    is_gif = reader is _GifReader
+    image = _GifReader(stream, name, max_pixels) if is_gif else reader(stream)
     image.info.update(info)
     check_size(image.size, name, max_pixels)
     if isinstance(image, TiffReader):
@@ -273,13 +286,15 @@ def _read_png(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
             raise errors.ImageTruncatedError(
                 f"{name} is damaged (checksum of its pixels): copy or download it again"
             )
-        if kind[:1].isupper() or (kind in _PNG_KEPT and is_sound):
+        is_kept = is_sound and (kind == b"tRNS" or _PNG_KEPT.get(kind) == length)
+        if kind[:1].isupper() or is_kept:
             pieces.append(view[start:place])
-        elif kind == b"cICP" and is_sound and length == 4 and data[start + 9] in TRANSFERS:
-            info["cicp"] = data[start + 8], data[start + 9]
+        elif kind == b"cICP" and is_sound and length == 4:
+            if data[start + 8] in PRIMARIES and data[start + 9] in TRANSFERS:
+                info["cicp"] = data[start + 8], data[start + 9]
         elif kind == b"eXIf" and is_sound:
             info.setdefault("exif", data[start + 8 : place - 4])
-        elif kind == b"iCCP" and is_sound:
+        elif kind == b"iCCP" and is_sound and "icc_profile" not in info:
             info["icc_profile"] = _profile(data[start + 8 : place - 4])
         if kind == b"IEND":
             break
@@ -301,7 +316,7 @@ def _profile(body: bytes) -> bytes | None:
 
 
 class _ReadOnce:
-    """A file of which no more bytes are read than it has: the entries of a TIFF may share bytes."""
+    """A file that limits the bytes read to its size, because entries of a TIFF may share bytes."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.seek, self.tell, self._read, self._name = file.seek, file.tell, file.read, name
@@ -310,7 +325,9 @@ class _ReadOnce:
     def read(self, count: int) -> bytes:
         self._left -= count
         if self._left < 0:
-            raise _too_many(self._name, f"{self._size:,} bytes of metadata, its own size")
+            raise errors.ImageTooLargeError(
+                f"{self._name} lists more metadata than its {self._size:,} bytes: export it again"
+            )
         return self._read(count)
 
 

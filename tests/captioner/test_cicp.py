@@ -24,7 +24,10 @@ NUMBERS = pytest.mark.parametrize(
 )
 
 
-@NUMBERS
+UNKNOWN = [((2, 16), (148,) * 3, (255,) * 3), ((11, 18), (191,) * 3, (255,) * 3)]
+
+
+@pytest.mark.parametrize(("numbers", "stored", "shown"), NUMBERS.args[1] + UNKNOWN)
 def test_numbers_of_an_avif(
     numbers: tuple[int, int], stored: tuple[int, ...], shown: tuple[int, ...]
 ) -> None:
@@ -105,6 +108,8 @@ def test_the_exponent_of_a_png(gamma: int, stored: int, shown: int) -> None:
     plain = png(1, 1, colour, chunk)
     for data in (plain, png(1, 1, grey, chunk, colour=0), Image.open(io.BytesIO(plain))):
         np.testing.assert_allclose(np.array(open_image(data)), shown, atol=1)
+    malformed = png(1, 1, colour, b"gAMA\0", b"sRGB", chunk)
+    np.testing.assert_allclose(np.array(open_image(malformed)), shown, atol=1)
     unspecified = png(1, 1, colour, chunk, b"cICP" + bytes((2, 2, 0, 1)))
     np.testing.assert_allclose(np.array(open_image(unspecified)), shown, atol=1)
     srgb = encode(Image.new("RGB", (1, 1)), "PNG", icc_profile=ImageCms.ImageCmsProfile(
@@ -114,3 +119,12 @@ def test_the_exponent_of_a_png(gamma: int, stored: int, shown: int) -> None:
     for other in (b"sRGB\0", embedded):
         for chunks in ((chunk, other), (other, chunk)):
             np.testing.assert_array_equal(open_image(png(1, 1, colour, *chunks)), stored)
+
+
+@pytest.mark.parametrize("second", [iccp(profile(*P3, gamma=4.0)), b"iCCPp\0\0damaged"])
+def test_the_first_profile_of_a_png_counts(second: bytes) -> None:
+    data = [
+        png(1, 1, b"\0\x80\x40\x20", iccp(profile(*P3, gamma=1.0)), *more)
+        for more in ((), (second,))
+    ]
+    np.testing.assert_array_equal(*map(open_image, data))

@@ -72,6 +72,8 @@ def test_alpha_lies_over_white():
     expected = [RED, WHITE, (255, 204, 204)]
     assert colours(open_image(encode(image, "PNG"))) == expected
     assert colours(open_image(image)) == expected
+    grey = Image.frombytes("LA", (2, 1), b"\x80\0\x80\xff").convert("La")
+    assert colours(open_image(grey)) == [WHITE, (128, 128, 128)]
 
 
 def test_palette_with_transparency():
@@ -92,6 +94,7 @@ def test_palette_with_transparency():
         (8, 0, b"\0\x10\x80", b"\0\x10", [WHITE, (128, 128, 128)]),
         (16, 0, b"\0\x10\x01\x80\x80", b"\x10\x01", [WHITE, (128, 128, 128)]),
         (8, 2, b"\0\x01\x02\x03\x80\0\0", b"\0\x01\0\x02\0\x03", [WHITE, (128, 0, 0)]),
+        (16, 2, b"\0" + b"\x11\x22" * 3 + b"\x80" * 6, b"\x11\x22" * 3, [WHITE, (128, 128, 128)]),
     ],
 )
 def test_transparent_colour_of_a_png(depth, colour, rows, transparent, expected):
@@ -209,7 +212,7 @@ def bombs() -> dict[str, bytes]:
     """Small files with headers of 20,000 x 15,000 pixels."""
     dot = Image.new("RGB", (8, 8))
     jpeg, tiff = encode(dot, "JPEG"), encode(dot, "TIFF")
-    gif = encode(dot, "GIF")
+    gif = encode(dot, "GIF", disposal=2)  # the disposed area is allocated
     screen = gif.index(b",", 13)
     webp = encode(dot, "WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8), RED)])
     return {
@@ -217,7 +220,7 @@ def bombs() -> dict[str, bytes]:
         "JPEG": patched(jpeg, jpeg.index(b"\xff\xc0") + 5, ">HH", 15000, 20000),
         "BMP": patched(encode(dot, "BMP"), 18, "<ii", 20000, 15000),
         "GIF screen": patched(gif, 6, "<HH", 20000, 15000),
-        "GIF frame": patched(gif, screen + 5, "<HH", 20000, 15000),
+        "GIF frame": patched(gif, screen + 5, "<HH", 12000, 12000),
         "GIF place": patched(gif, screen + 1, "<HH", 19992, 14992),
         "TIFF": tiff.replace(
             struct.pack("<HHIHxx", 256, 4, 1, 8), struct.pack("<HHII", 256, 4, 1, 20000)
@@ -259,6 +262,14 @@ def test_the_limit_of_pillow_is_not_in_the_way(kind, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     data = turned(kind, 6) if kind != "BMP" else encode(draw(), kind)
     assert open_image(data).size == (64, 48)
+
+
+@pytest.mark.parametrize("limit", [2000, 100])  # Pillow would warn; would raise
+def test_a_gif_beyond_the_limit_of_pillow_is_refused_without_a_warning(limit, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    data = encode(draw(), "GIF", save_all=True, append_images=[Image.new("RGB", (64, 48))])
+    with pytest.raises(ImageTooLargeError, match="64 x 48"):
+        open_image(patched(data, 6, "<HH", 1, 1))
 
 
 def test_zero_bytes_and_zero_pixels():
