@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -166,8 +167,11 @@ def _silence() -> Iterator[None]:
     """Silence the warnings and progress bars of transformers, and restore them."""
     from transformers.utils import logging
 
+    hub: Any = import_module("huggingface_hub.utils")
+
     with _quiet:
         level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        hub_had_bars = not hub.are_progress_bars_disabled()
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         try:
@@ -176,6 +180,7 @@ def _silence() -> Iterator[None]:
             logging.set_verbosity(level)
             if had_bars:
                 logging.enable_progress_bar()
+            (hub.enable_progress_bars if hub_had_bars else hub.disable_progress_bars)()
 
 
 def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import utils as hub
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -390,19 +391,23 @@ def test_a_captioner_is_copied_and_pickled(
 def test_loading_prints_nothing_and_restores_the_log_level_of_transformers(
     folders: dict[str, Path], photo: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    logging = transformers.logging
-    before = logging.get_verbosity()
+    logging, before = transformers.logging, transformers.logging.get_verbosity()
+    had_bars = not hub.are_progress_bars_disabled()
     try:
         logging.set_verbosity(logging.INFO)
+        hub.disable_progress_bars()
         capfd.readouterr()
         captioner = Captioner.from_pretrained(f"hf:{folders['git']}", device="cpu")
         assert logging.get_verbosity() == logging.INFO and logging.is_progress_bar_enabled()
+        assert hub.are_progress_bars_disabled()
         logging.set_verbosity(before)
         captioner.caption(photo, beam_size=2)
         captioner.caption(photo, sample=True)
         assert capfd.readouterr().err == ""
     finally:
         logging.set_verbosity(before)
+        if had_bars:
+            hub.enable_progress_bars()
 
 
 @pytest.mark.parametrize("architectures", [["LlamaForCausalLM"], "LlamaForCausalLM"])
