@@ -36,7 +36,7 @@ class CudaGraphs:
     A graph belongs to a key and to the shapes and dtypes of the arguments. The first call of a
     thread runs the function, which also loads its kernels. The second call captures the graph, if
     enough memory is free. The least recently used graph of 16 is dropped. If a capture fails, there
-    is a warning, and from then on the function is run, as it is on other devices.
+    is a warning, and later calls run the function directly, as on other devices.
 
     The function must not read tensors from the device. Its result, tensors in tuples and
     dictionaries, must depend only on the key, the arguments, torch's default generator, and tensors

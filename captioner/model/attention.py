@@ -144,10 +144,9 @@ class Attention(nn.Module):
     def attend(self, query: Tensor, grid: ProjectedGrid, mask: Tensor | None = None) -> Tensor:
         """Return the context (B, K, V) only; arguments as for `forward`.
 
-        PyTorch's fused attention, which stores no weights, serves products of keys and values of
-        the same size.
+        Uses PyTorch's fused attention, which stores no weights, for product scores with keys and
+        values of the same size.
         """
-        score = self.score
         score, same_size = self.score, grid.keys.shape[-1] == grid.values.shape[-1]
         if same_size and type(score).compare is ProductScore.compare:
             queries = score.query(query) * cast(ProductScore, score).scale
