@@ -11,14 +11,17 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
 from captioner import __version__
+from captioner.captioner import Captioner
 from captioner.checkpoint import FORMAT_VERSION
 from captioner.cli import VERBS, main
 from captioner.shared.files import HEADER_KEY
@@ -157,6 +160,30 @@ def test_many_photos_and_one_bad_one(
     assert result.stdout == f"{photo}\t{alone.stdout}" * 2
     assert result.stderr.startswith(f"captioner: {bad}")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_photos_are_decoded_while_the_model_works(
+    tiny_file: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model waits with the first batch until the photo of the second is opened."""
+    last, is_open, waited = str(photo.with_name("last.jpg")), threading.Event(), []
+    prepare, generate = Captioner.prepare, Captioner.caption_prepared
+
+    def opening(self: Captioner, image: Any, **options: Any) -> Any:
+        if str(image) == last:
+            is_open.set()
+        return prepare(self, image, **options)
+
+    def waiting(self: Captioner, *images: Any, **options: Any) -> Any:
+        waited.append(is_open.wait(10))
+        return generate(self, *images, **options)
+
+    Path(last).write_bytes(photo.read_bytes())
+    monkeypatch.setattr(Captioner, "batch_size", 2)
+    monkeypatch.setattr(Captioner, "prepare", opening)
+    monkeypatch.setattr(Captioner, "caption_prepared", waiting)
+    assert main(["caption", str(photo), str(photo), last, "--checkpoint", str(tiny_file)]) == 0
+    assert waited == [True, True]
 
 
 def test_json_records(run_main: Run, tiny_file: Path, photo: Path) -> None:
