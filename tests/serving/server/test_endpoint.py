@@ -62,6 +62,85 @@ def file_data(path: str) -> dict[str, Any]:
     return {"path": path, "orig_name": "mine.jpg", "meta": {"_type": "gradio.FileData"}}
 
 
+# Tests of the clock are first: a server that runs when it goes back waits as long.
+@pytest.fixture
+def few(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[httpx.Client, Clock]]:
+    """A server with room for four unread results of one client and 2 MB, and a clock."""
+    clock, config = Clock(monkeypatch), ServerConfig(queue=4, max_upload=200_000)
+    close = {"Connection": "close"}  # the server would close idle connections when time leaps
+    with (
+        serving(Captioner(tiny_checkpoint), config) as url,
+        httpx.Client(base_url=url, headers=close, timeout=300) as client,
+    ):
+        yield client, clock
+
+
+def test_uploads_are_limited_by_address_and_in_total_and_kept_for_a_minute(
+    few: tuple[httpx.Client, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, clock = few
+
+    def send(client: httpx.Client) -> int:
+        answer = client.post("/gradio_api/upload", files={"files": ("x.jpg", bytes(190_000))})
+        assert answer.status_code == 200 or answer.headers["Retry-After"] == "60"
+        return answer.status_code
+
+    url = client.base_url
+    with client_at(url, "127.0.0.2") as modest, client_at(url, "127.0.0.3") as third:
+        assert [send(client) for _ in range(6)] == [200] * 5 + [503]  # half of the space
+        assert [send(modest) for _ in range(5)] == [200] * 5
+        assert send(third) == 503
+    clock.ahead += 61
+    old = file_data(upload(client))
+    clock.ahead += 61
+    assert call(client, old, *USUAL).status_code == 403
+    monkeypatch.setattr(ServerConfig, "max_bodies", 200_000)
+    assert send(client) == 200  # one upload may take more than half of the space
+
+
+def test_unread_results_are_limited_and_dropped_after_a_minute(
+    few: tuple[httpx.Client, Clock],
+) -> None:
+    client, clock = few
+    image = file_data(upload(client))
+    calls = [call(client, image, *USUAL) for _ in range(5)]
+    assert [answer.status_code for answer in calls] == [200] * 4 + [503]
+    assert calls[4].headers["Retry-After"] == "60"
+    statuses = []
+    for number in (2, 3, 4, 5):  # room for 16 of all clients
+        with client_at(client.base_url, f"127.0.0.{number}") as other:
+            session = {"session_hash": "shared"}  # which takes no place of its first client
+            statuses += [call(other, image, *USUAL, **session).status_code for _ in range(5)]
+    assert statuses == ([200] * 4 + [503]) * 3 + [503] * 5
+    assert result(client, calls[0])["data"][0]["caption"]
+    assert call(client, image, *USUAL).status_code == 200  # in the place of the one that was read
+    assert call(client, image, *USUAL).status_code == 503
+    clock.ahead += 61
+    image = file_data(upload(client))
+    assert result(client, call(client, image, *USUAL))["data"][0]["caption"]
+    for read in (calls[0], calls[1]):
+        query = {"session_hash": read.extensions["session"]}
+        answer = client.get("/gradio_api/queue/data", params=query)
+        assert (answer.status_code, answer.json()["type"]) == (404, "no-such-session")
+
+
+def test_a_session_has_one_reader_within_a_minute_of_its_last_call(
+    few: tuple[httpx.Client, Clock],
+) -> None:
+    client, clock = few
+    for _ in range(2):
+        clock.ahead += 40
+        image = file_data(upload(client))
+        assert call(client, image, *USUAL, session_hash="slow").status_code == 200
+    clock.ahead += 40
+    with ThreadPoolExecutor() as pool:
+        read = ["/gradio_api/queue/data?session_hash=slow"] * 4
+        streams = "".join(answer.text for answer in pool.map(client.get, read))
+    assert streams.count("process_completed") == 2 and streams.count("close_stream") == 1
+
+
 def test_gradio_client_gets_the_record(server: Server) -> None:
     import gradio_client
 
@@ -189,81 +268,3 @@ def test_an_upload_has_one_file_of_limited_size(api: httpx.Client) -> None:
         ([("files", (None, "text"))], 400),
     ):
         assert api.post("/gradio_api/upload", files=files).status_code == status
-
-
-@pytest.fixture
-def few(
-    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[httpx.Client, Clock]]:
-    """A server with room for four unread results of one client and 2 MB, and a clock."""
-    clock, config = Clock(monkeypatch), ServerConfig(queue=4, max_upload=200_000)
-    close = {"Connection": "close"}  # the server would close idle connections when time leaps
-    with (
-        serving(Captioner(tiny_checkpoint), config) as url,
-        httpx.Client(base_url=url, headers=close, timeout=300) as client,
-    ):
-        yield client, clock
-
-
-def test_uploads_are_limited_by_address_and_in_total_and_kept_for_a_minute(
-    few: tuple[httpx.Client, Clock], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, clock = few
-
-    def send(client: httpx.Client) -> int:
-        answer = client.post("/gradio_api/upload", files={"files": ("x.jpg", bytes(190_000))})
-        assert answer.status_code == 200 or answer.headers["Retry-After"] == "60"
-        return answer.status_code
-
-    url = client.base_url
-    with client_at(url, "127.0.0.2") as modest, client_at(url, "127.0.0.3") as third:
-        assert [send(client) for _ in range(6)] == [200] * 5 + [503]  # half of the space
-        assert [send(modest) for _ in range(5)] == [200] * 5
-        assert send(third) == 503
-    clock.ahead += 61
-    old = file_data(upload(client))
-    clock.ahead += 61
-    assert call(client, old, *USUAL).status_code == 403
-    monkeypatch.setattr(ServerConfig, "max_bodies", 200_000)
-    assert send(client) == 200  # one upload may take more than half of the space
-
-
-def test_unread_results_are_limited_and_dropped_after_a_minute(
-    few: tuple[httpx.Client, Clock],
-) -> None:
-    client, clock = few
-    image = file_data(upload(client))
-    calls = [call(client, image, *USUAL) for _ in range(5)]
-    assert [answer.status_code for answer in calls] == [200] * 4 + [503]
-    assert calls[4].headers["Retry-After"] == "60"
-    statuses = []
-    for number in (2, 3, 4, 5):  # room for 16 of all clients
-        with client_at(client.base_url, f"127.0.0.{number}") as other:
-            session = {"session_hash": "shared"}  # which takes no place of its first client
-            statuses += [call(other, image, *USUAL, **session).status_code for _ in range(5)]
-    assert statuses == ([200] * 4 + [503]) * 3 + [503] * 5
-    assert result(client, calls[0])["data"][0]["caption"]
-    assert call(client, image, *USUAL).status_code == 200  # in the place of the one that was read
-    assert call(client, image, *USUAL).status_code == 503
-    clock.ahead += 61
-    image = file_data(upload(client))
-    assert result(client, call(client, image, *USUAL))["data"][0]["caption"]
-    for read in (calls[0], calls[1]):
-        query = {"session_hash": read.extensions["session"]}
-        answer = client.get("/gradio_api/queue/data", params=query)
-        assert (answer.status_code, answer.json()["type"]) == (404, "no-such-session")
-
-
-def test_a_session_has_one_reader_within_a_minute_of_its_last_call(
-    few: tuple[httpx.Client, Clock],
-) -> None:
-    client, clock = few
-    for _ in range(2):
-        clock.ahead += 40
-        image = file_data(upload(client))
-        assert call(client, image, *USUAL, session_hash="slow").status_code == 200
-    clock.ahead += 40
-    with ThreadPoolExecutor() as pool:
-        read = ["/gradio_api/queue/data?session_hash=slow"] * 4
-        streams = "".join(answer.text for answer in pool.map(client.get, read))
-    assert streams.count("process_completed") == 2 and streams.count("close_stream") == 1
