@@ -190,6 +190,11 @@ def without_graphs(app: SimpleNamespace, **about: Any) -> Any:
     return captioner
 
 
+def test_caption_py_names_a_wrong_number_of_captions(app: SimpleNamespace) -> None:
+    with pytest.raises(ValueError, match="captions is 0"):
+        without_graphs(app).caption("a.jpg", captions=0)
+
+
 def test_caption_py_turns_photos_as_exif_says(app: SimpleNamespace) -> None:
     """Other entries may have types that Pillow cannot write again."""
     captioner = without_graphs(app, transform={"resize": None, "size": 9})

@@ -248,7 +248,7 @@ def _append(path: Path, data: bytes) -> None:
 def _read_lines(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yield each line with the digest of its name; truncate a torn line at the end of the file."""
     end = 0
-    with path.open("rb", buffering=1 << 20) as file:
+    with path.open("r+b", buffering=1 << 20) as file:  # a read-only file fails at once
         for number, line in enumerate(file, 1):
             # A power cut may leave zeros in a file.
             text, zero, _ = line.partition(b"\0")

@@ -55,7 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
     from captioner.shared.files import replace_file
     from captioner.shared.text import counted, printable
     from captioner_serving.batch.config import BatchConfig
-    from captioner_serving.batch.outputs.formats import keywords_of, read_records, write_records
+    from captioner_serving.batch.outputs.formats import (
+        is_persons,
+        keywords_of,
+        read_records,
+        write_records,
+    )
 
     config = BatchConfig(**given_fields(BatchConfig, arguments), wording=read_wording(arguments))
     paths = _check(arguments)
@@ -77,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
             counts["failed"] += 1
             continue
         with_trust = config.keywords is not None and any("trust" in w for w in record["words"])
-        counts.update(captions=1, person=bool(record.get("corrected")), trust=with_trust)
+        is_by_person = bool(record.get("corrected")) and is_persons(record)
+        counts.update(captions=1, person=is_by_person, trust=with_trust)
     if config.keywords is not None and counts["captions"] and not counts["trust"]:
         raise ConfigError(
             "--keywords needs words with trust, and these records have none: caption with a "

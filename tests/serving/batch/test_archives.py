@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import tarfile
 import tracemalloc
 import zipfile
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from captioner import ImageNotFoundError
+from captioner import ImageError, ImageNotFoundError
 from captioner_serving.batch.inputs.archives import archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo
 from captioner_serving.batch.inputs.sources import Inputs
+from tests.captioner.test_fuzz import mutated
 
 
 def jpeg(colour: str = "red") -> bytes:
@@ -221,3 +223,42 @@ def test_what_unpacks_without_a_bound_is_named(tmp_path: Path, method: int) -> N
     path = zip_of(tmp_path / "a.zip", ("a.jpg", jpeg()), method=method)
     (reason,) = lost(photos(path))
     assert reason.startswith(f"{path}/a.jpg has compression method {method}")
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".zip"])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_mutated_archives_end_in_photos_or_errors(tmp_path: Path, suffix: str) -> None:
+    """Each error names the archive. Headers have right checksums, so that lies are believed."""
+    chance, sound = random.Random(1), 0
+    members = [(name, jpeg()) for name in ("a.jpg", "b/ü.jpg", "long" * 20 + ".jpg", "c.jpg")]
+    path = zip_of(tmp_path / "a.zip", *members)
+    if suffix == ".tar":
+        path = tar_of(tmp_path, *(member(*pair) for pair in members))
+    for number, data in enumerate([path.read_bytes()] * 40):
+        way = chance.choice((1, -1))  # the directory of a zip file is at its end
+        new = bytearray(mutated(data[::way], chance)[::way])
+        for at in range(0, len(new) - 511, 512):
+            if new[at + 257 : at + 262] == b"ustar":
+                new[at + 148 : at + 156] = b" " * 8
+                new[at + 148 : at + 156] = b"%06o\0 " % sum(new[at : at + 512])
+        (path := tmp_path / f"{number}{suffix}").write_bytes(new)
+        for photo in photos(path):
+            try:
+                sound += len(photo.read()) > 0
+            except ImageError as error:
+                assert str(path) in str(error)
+    assert sound > 40
+
+
+def test_damaged_archives_cost_what_is_behind_the_damage(tmp_path: Path) -> None:
+    path = tar_of(tmp_path, *(member(f"{number}.jpg", jpeg()) for number in range(6)))
+    path.write_bytes(path.read_bytes()[: 3 * len(member("0.jpg", jpeg())) + 600])
+    (tmp_path / "b.zip").write_bytes(b"PK\3\4 and no more")
+    sound, failed = 0, []
+    for photo in Inputs(sources=(str(path), f"{tmp_path}/b.zip", f"{tmp_path}/none.tar")).photos():
+        try:
+            sound += photo.read() == jpeg()
+        except ImageError:
+            failed.append(photo.name)
+    assert sound == 3 and failed[0].startswith(str(path))
+    assert failed[-2:] == [f"{tmp_path}/b.zip", f"{tmp_path}/none.tar"]

@@ -212,9 +212,7 @@ def test_photos_that_failed_count_until_they_are_retried(
     assert not Path(f"{output}.errors.jsonl").exists()
 
 
-def test_the_summary_leaves_out_what_belongs_to_photos(
-    run_batch: Run, photos: Photos, tmp_path: Path
-) -> None:
+def test_the_summary_leaves_out_what_belongs_to_photos(run_batch: Run, photos: Photos) -> None:
     folder = photos(3)
     shutil.copy(folder / "p000.jpg", folder / "p000.png")
     (folder / "bad.jpg").write_bytes(b"no photo")
@@ -223,7 +221,7 @@ def test_the_summary_leaves_out_what_belongs_to_photos(
     for name in ("p001.txt", "p002.txt"):
         (folder / name).write_text("mine\n")
     # One photo is named twice, and counts once.
-    command = (folder, folder / "p001.jpg", "--output", tmp_path / "c.csv", "--sidecar", "txt")
+    command = (folder, folder / "p001.jpg", "--output", folder / "c.csv", "--sidecar", "txt")
     longer = "2 sidecars named photo.jpg.* (photos share a stem)"
     for more, counts in (
         ((), f"4 captions in total; 2 sidecars unchanged; {longer}"),
@@ -237,7 +235,7 @@ def test_the_summary_leaves_out_what_belongs_to_photos(
         result = run_batch(*command, "--captions", 2, *more)
         *_, left_out = lines = result.stderr.splitlines()
         assert left_out == "skipped: 1 .cr2"
-        assert f"{counts}; 1 failed, in {tmp_path}/c.csv.errors.jsonl" in lines
+        assert f"{counts}; 1 failed, in {folder}/c.csv.errors.jsonl" in lines
         assert not any(line.startswith(" ") for line in lines)  # whole, in a file
         if not more:
             names = {path.name for path in folder.iterdir()}

@@ -95,7 +95,7 @@ def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run, k
         folder / "page.jsonl",
         record_of("a.jpg", corrected="Two friends, and a dog", caption_by="person", review=True),
         record_of("b.jpg", "a cat", corrected="", caption_by="person"),
-        record_of("c.jpg", "a cow", reviewed=True, caption_by="model"),
+        record_of("c.jpg", "a cow", corrected="A cow.", reviewed=True, caption_by="model"),
         record_of("d.jpg", "a tree", review=True, caption_by="model"),
         {"image": "e.jpg", "error": {"type": "image-empty", "detail": "e.jpg is empty"}},
         record_of("f.jpg", "a logo", corrected="eBay\vlogo", caption_by="person", reviewed=True),
@@ -120,10 +120,12 @@ def test_the_texts_of_a_person_reach_the_sidecars(folder: Path, run_main: Run, k
 def test_a_correction_of_an_older_text_is_counted_or_overwrites_it(
     folder: Path, run_main: Run, kind: str
 ) -> None:
-    (folder / f"a.{kind}").write_text(LIGHTROOM if kind == "xmp" else "mine")
+    for name in "ab":
+        (folder / f"{name}.{kind}").write_text(LIGHTROOM if kind == "xmp" else "mine")
+    accepted = record_of("b.jpg", corrected="A cat.", reviewed=True, caption_by="model")
     options = ("convert", "p.jsonl", "--sidecar", kind, "--language", "de", "--existing")
     for text in ("eins", "zwei"):
-        write_lines(folder / "p.jsonl", record_of("a.jpg", corrected=text, reviewed=True))
+        write_lines(folder / "p.jsonl", record_of("a.jpg", corrected=text), accepted)
         before = (folder / f"a.{kind}").read_text()
         result = run_main(*options, "skip")
         assert "1 by a person not written" in result.stderr
@@ -146,6 +148,7 @@ def test_no_other_photo_of_the_same_name_gets_a_text(folder: Path, run_main: Run
     result = run_main("convert", "p.jsonl", "--sidecar", "txt")
     assert result.returncode == 1 and "2 sidecars written; 2 not written" in result.stderr
     assert "b.jpg is not the photo that was captioned" in result.stderr
+    assert "restore b.jpg_original" in result.stderr
     assert sorted(path.name for path in folder.glob("*.txt")) == ["a.txt", "d.txt"]
 
 

@@ -254,6 +254,44 @@ def test_without_a_fit_exiftool_nothing_begins(
         assert line["caption"] and "exiftool cannot write" in line["error"]["detail"]
 
 
+def test_a_restart_writes_whole_sidecars_beside_embedded_texts(
+    embed: Embed, photos: Photos, tmp_path: Path
+) -> None:
+    """The owner's text stays the owner's, also one that exiftool wrote with a backup."""
+    folder, output = photos(2), tmp_path / "c.jsonl"
+    exiftool("-q", "-XMP-dc:Description=Oma", folder / "p001.jpg")
+    embed(folder, output)
+    before = {path.name: path.read_bytes() for path in folder.glob("*.xmp")}
+    assert b"AltText" in before["p001.xmp"] and b"dc:description" not in before["p001.xmp"]
+    embed(folder, output, restart=True)
+    assert {path.name: path.read_bytes() for path in folder.glob("*.xmp")} == before
+    # Without the backup, a photo that has both texts gets no sidecar.
+    for path in folder.glob("*.xmp"):
+        path.unlink()
+    (folder / "p000.jpg_original").unlink()
+    embed(folder, output, restart=True)
+    assert [path.name for path in folder.glob("*.xmp")] == ["p001.xmp"]
+
+
+@pytest.mark.parametrize("existing", ["skip", "overwrite", "append"])
+def test_another_text_replaces_the_copies_only_if_asked(
+    photos: Photos, run_main: Run, tmp_path: Path, existing: str
+) -> None:
+    folder, records = photos(2), tmp_path / "r.jsonl"
+    exiftool("-q", "-overwrite_original", "-XMP-dc:Description=Oma", folder / "p001.jpg")
+    names = [f"p00{number}.jpg" for number in range(2)]
+    for text in ("one", "two"):
+        write_lines(records, *(record_of(name, corrected=text) for name in names))
+        options = ("--existing", existing) if text == "two" else ()
+        convert = ("convert", records, "--root", folder, "--sidecar", "xmp", "--embed", *options)
+        assert run_main(*convert).returncode == 0
+    wanted = {"skip": "one", "overwrite": "two", "append": "one two"}[existing]
+    ours, mixed = read_tags(*(folder / name for name in names))
+    for tags in (ours, mixed):
+        assert tags["XMP-iptcCore:AltTextAccessibility"] == wanted
+    assert (ours["XMP-dc:Description"], mixed["XMP-dc:Description"]) == (wanted, "Oma")
+
+
 def test_kill_9_leaves_every_photo_whole_and_a_resume_embeds_the_rest(
     photos: Photos, start_batch: Start, tmp_path: Path
 ) -> None:

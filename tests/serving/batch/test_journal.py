@@ -66,6 +66,22 @@ def test_a_failed_commit_is_truncated(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [line["image"] for line in read_lines(files.records)] == list("abcde")
 
 
+def test_a_read_only_file_is_named_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, opened = RunFiles(tmp_path / "c.jsonl"), Path.open
+    Journal(files, SETTINGS).close()
+
+    def read_only(path: Path, mode: str = "r", **more: Any) -> Any:
+        if path == files.records and mode != "rb":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, mode, **more)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    with pytest.raises(OutputError, match="Permission denied"):
+        Journal(files, SETTINGS)
+
+
 def test_a_failure_is_on_disk_before_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

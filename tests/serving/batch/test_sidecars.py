@@ -102,6 +102,13 @@ def test_a_text_in_an_encoding_of_windows_is_extended(
     assert (folder / "p001.txt").read_bytes() == binary
 
 
+def test_a_description_in_a_tiff_is_kept(write: Write, tmp_path: Path) -> None:
+    photo, sidecar = tmp_path / "a.tif", tmp_path / "a.xmp"
+    Image.new("RGB", (60, 40)).save(photo, description="Oma")
+    assert write(photo, kind="xmp") == []
+    assert "AltText" in sidecar.read_text() and "dc:description" not in sidecar.read_text()
+
+
 @pytest.mark.needs("exiftool")
 def test_a_description_in_the_photo_is_kept(
     caption: Caption, photos: Photos, run_batch: Run, tmp_path: Path
@@ -222,6 +229,8 @@ def test_no_two_photos_share_a_sidecar(
     for number, name in enumerate(names):
         (folder / f"p{number:03}.jpg").rename(folder / name)
     (folder / "photo.cr2").write_bytes(b"II*\0 a raw file has no caption")
+    if "photo" not in names:
+        (folder / "photo").write_text("A note is no photo.")
     for name in reversed(names):
         write(folder / name)
     assert sorted(path.stem for path in folder.glob("*.txt")) == sorted(sidecars)

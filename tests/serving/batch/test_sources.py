@@ -115,6 +115,9 @@ def test_tables(tree: Path) -> None:
     assert names("t.csv", column="file name") == wanted
     lost = list(Inputs(sources=("t.csv",), column="file name").photos())[1]
     assert isinstance(lost, LostPhoto) and "row 2 has no file name" in lost.reason
+    (tree / "=1.jpg").touch()  # a table of ours has apostrophes before formulas
+    (tree / "o.csv").write_text("image,score\n'=1.jpg,-1\n'=2.jpg,-1\n")
+    assert names("o.csv", column="image") == ["=1.jpg", "'=2.jpg"]
     (tree / "T.TSV").write_text("path\tx\nq.jpg\t1\n")
     # U+2028 ends no line of JSON Lines.
     lines = '{"path": "\\udce9.jpg"}\n\n{"path": null}\n{"path": "a\u2028b.jpg"}\n'

@@ -16,6 +16,7 @@ from captioner.photos.formats import IMAGE_SUFFIXES
 from captioner.shared.paths import is_system_folder, is_web_address, there_is_no
 from captioner.shared.tables import TABLES
 from captioner.shared.text import in_a_line
+from captioner_serving.batch.files import AUXILIARY
 from captioner_serving.batch.inputs.archives import ARCHIVES, archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo, PhotoFile
 from captioner_serving.batch.inputs.tables import list_names, table_names
@@ -29,6 +30,7 @@ from captioner_serving.batch.inputs.urls import (
 
 _SCHEMES = ("http", "https", "s3", "gs")
 _SIDECARS = (".txt", ".caption", ".json", ".xmp")
+_BESIDE = ("_original", ".journal.jsonl", *AUXILIARY)  # backups of exiftool, files of a run
 _STARS = re.compile(r"(?:^|(?<=/))\*\*(?:/|$)")
 _ARCHIVE = "it is an archive: download it first"
 # fsspec would read such a URL as a chain of file systems.
@@ -188,7 +190,11 @@ class Inputs:
                 suffix = os.path.splitext(name)[1].lower()
                 if suffix in IMAGE_SUFFIXES:
                     yield PhotoFile(name=file, path=file)
-                elif suffix not in _SIDECARS and not name.endswith("_original"):
+                elif not (
+                    suffix in _SIDECARS
+                    or name.endswith(_BESIDE)
+                    or os.path.exists(f"{file}.run.json")  # the output of a run
+                ):
                     skipped[suffix or "without suffix"] += 1
 
     def _of_names(self, names: Iterator[str | LostPhoto]) -> Iterator[Photo]:

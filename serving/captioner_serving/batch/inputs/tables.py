@@ -9,6 +9,7 @@ from io import BufferedReader
 from captioner.errors import DataError
 from captioner.shared.tables import JSON_TABLES, read_json_rows, read_lines, read_table
 from captioner_serving.batch.inputs.photos import LostPhoto, name_on_disk
+from captioner_serving.batch.outputs.formats import DEFUSED
 
 _LONGEST = 1 << 20  # bytes of a name in a list; file systems take 4,096
 
@@ -55,7 +56,9 @@ def table_names(path: str, column: str, *, root: str | None = None) -> Iterator[
     """Yield the names in a column of a table; a LostPhoto for an empty cell."""
     for number, value in enumerate(_cells(path, column), start=1):
         if value:
-            yield name_on_disk(value, root)
+            plain = DEFUSED.sub(r"\1", value)  # a table of ours has apostrophes before formulas
+            is_plain = plain != value and os.path.lexists(os.path.join(root or "", plain))
+            yield name_on_disk(plain if is_plain else value, root)
         else:
             yield LostPhoto(name=f"{path}#{number}", reason=f"{path}: row {number} has no {column}")
 

@@ -17,11 +17,13 @@ from PIL import ExifTags, Image, ImageFile, IptcImagePlugin, TiffImagePlugin
 from captioner.errors import CaptionerError, OutputError
 from captioner.photos.orientation import exif_entries
 from captioner.shared.files import IS_WINDOWS
-from captioner_serving.batch.outputs.xmp import DESCRIPTION, texts_in
+from captioner_serving.batch.outputs.xmp import ALT_TEXT, DESCRIPTION, texts_in
+from captioner_serving.batch.wording import Existing
 
 _SECONDS = 120.0  # for one call, and 10 more for each photo
 _OLDEST = 12.39  # the first version with AltTextAccessibility
 _REMEDY = "install it (Debian: libimage-exiftool-perl; macOS: brew install exiftool; exiftool.org)"
+_TAGS = {DESCRIPTION: "-XMP-dc:Description*", ALT_TEXT: "-XMP-iptcCore:AltTextAccessibility*"}
 _END = "{end}"  # printed by exiftool after the messages about a photo
 # What cameras write into ImageDescription.
 _CAMERA = re.compile(
@@ -32,10 +34,25 @@ _CAMERA = re.compile(
 
 
 def read_own_texts(path: str) -> dict[str, str]:
-    """Read the texts in a photo by property; a damaged file has none.
+    """Read the owner's texts in a photo by property, without those that `embed` copied.
 
-    A description in IPTC or EXIF comes before one in XMP.
+    A damaged file has none. A description in IPTC or EXIF comes before one in XMP.
     """
+    texts = _read_texts(path)
+    copies = _copies(path, texts)
+    return {name: text for name, text in texts.items() if name not in copies}
+
+
+def _copies(path: str, texts: dict[str, str]) -> list[str]:
+    """Return the properties that are copies: new since exiftool's backup, equal to the alt text."""
+    if not os.path.isfile(backup := f"{path}_original"):
+        return []
+    before, copied = _read_texts(backup), texts.get(ALT_TEXT)
+    is_copied = copied is not None and ALT_TEXT not in before
+    return [name for name in texts if is_copied and name not in before and texts[name] == copied]
+
+
+def _read_texts(path: str) -> dict[str, str]:
     try:
         with Image.open(path) as image:
             texts = texts_in(image.info.get("xmp", b""))
@@ -45,10 +62,13 @@ def read_own_texts(path: str) -> dict[str, str]:
         return {}
 
 
-def embed(sidecars: Mapping[str, str], counts: Counter[str]) -> dict[str, OutputError]:
+def embed(
+    sidecars: Mapping[str, str], counts: Counter[str], existing: Existing = "skip"
+) -> dict[str, OutputError]:
     """Copy sidecars into their JPEG files, with one call of exiftool; return errors by photo.
 
-    Only missing tags are written. exiftool keeps the original as photo.jpg_original.
+    Only missing tags are written, and earlier copies unless `existing` is "skip". exiftool keeps
+    the original as photo.jpg_original.
 
     Args:
         sidecars: by photo.jpg, the path of photo.xmp or photo.jpg.xmp.
@@ -59,7 +79,7 @@ def embed(sidecars: Mapping[str, str], counts: Counter[str]) -> dict[str, Output
     counts["left"] += len(sidecars) - len(suited)
     if not suited:
         return {}
-    command = ["exiftool", "-config", "", "-@", "-", "-common_args", "-P", "-wm", "cg"]
+    command = ["exiftool", "-config", "", "-@", "-", "-common_args", "-P"]
     command += ["-charset", "filename=utf8"] if IS_WINDOWS else []
     copies = []
     for photo, sidecar in suited.items():
@@ -69,7 +89,10 @@ def embed(sidecars: Mapping[str, str], counts: Counter[str]) -> dict[str, Output
         # %f and %e are around the last dot.
         is_longer = sidecar == f"{photo}.xmp" and "." in os.path.basename(photo)
         pattern = "%d%f.%e.xmp" if is_longer else "%d%f.xmp"
-        copies.append(("-tagsFromFile", pattern, "-XMP:all", path, "-echo4", _END))
+        mode, tags = "cg", ["-XMP:all"]  # create only
+        if existing != "skip" and (names := _copies(photo, _read_texts(photo))):
+            mode, tags = "wcg", [_TAGS[name] for name in names]
+        copies.append(("-wm", mode, "-tagsFromFile", pattern, *tags, path, "-echo4", _END))
     lines = "\n-execute\n".join(map("\n".join, copies)) + "\n"
     pipe = subprocess.PIPE
     with subprocess.Popen(  # in another session, because Ctrl-C must not end it

@@ -37,7 +37,7 @@ _SPACE = r'[^\S\x1c-\x1f\x85]|[\ufeff"]'  # \s of JavaScript, and quotation mark
 _BEGIN = rf"((?:^|[,;|\t\r\n])(?:{_SPACE})*)"  # the beginning of a cell; in record.js too
 _SIGNS = r"'*[=+@\-＝＋＠－]"  # programs in East Asian languages also run full-width signs
 _FORMULA = re.compile(rf"{_BEGIN}(?={_SIGNS})")
-_DEFUSED = re.compile(rf"{_BEGIN}'(?={_SIGNS})")
+DEFUSED = re.compile(rf"{_BEGIN}'(?={_SIGNS})")
 _NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
 _NO_KEYWORD = re.compile(rf"[,\n\t]|{INVALID.pattern}")
 _NO_NAME = re.compile(r"\A\Z|[\0\ud800-\udc7f\udd00-\udfff]")  # others are bytes, not UTF-8
@@ -194,7 +194,7 @@ def _read_table(path: Path) -> Iterator[tuple[int, Record]]:
 def _record_of_row(row: dict[str, str]) -> Record:
     """Return the record of a row. Only tables of the page have alt texts and failed photos."""
     caption, alt, marks = _text(row, "caption"), _text(row, "alt"), row.get("marks", "")
-    record: Record = {"image": _DEFUSED.sub(r"\1", row["image"])}
+    record: Record = {"image": DEFUSED.sub(r"\1", row["image"])}
     is_by_person = row.get("caption_by") == "person"
     if row.get("error"):
         return record | {"error": {}} | ({"corrected": alt} if is_by_person else {})
@@ -216,7 +216,7 @@ def _record_of_row(row: dict[str, str]) -> Record:
 
 
 def _text(row: dict[str, str], column: str) -> str:
-    text = _DEFUSED.sub(r"\1", row.get(column, ""))
+    text = DEFUSED.sub(r"\1", row.get(column, ""))
     if any("\udc80" <= sign <= "\udcff" for sign in text):
         return text.encode("utf-8", "surrogateescape").decode("cp1252", "replace")
     return text
@@ -260,6 +260,11 @@ def _checked(value: Any, place: str) -> Record | None:
     elif record.get("unfamiliar") and record.get("reviewed") is False:  # only the page adds it
         record["review"] = True
     return record
+
+
+def is_persons(record: Record) -> bool:
+    """Return whether a record has a text of a person, not one that a person accepted."""
+    return "corrected" in record and record.get("caption_by", "person") == "person"
 
 
 def keywords_of(record: Record, minimum_trust: float) -> list[str]:

@@ -20,13 +20,22 @@ from captioner.shared.files import is_inside, replace_file
 from captioner.shared.tables import decode_text
 from captioner.shared.text import counted, json_line
 from captioner_serving.batch.config import BatchConfig
-from captioner_serving.batch.inputs.photos import Photo, PhotoFile, name_on_disk
+from captioner_serving.batch.inputs.photos import (
+    Photo,
+    PhotoFile,
+    name_on_disk,
+    open_quietly,
+)
 from captioner_serving.batch.outputs.embedding import embed, read_own_texts
+from captioner_serving.batch.outputs.formats import is_persons
 from captioner_serving.batch.outputs.written import WrittenFiles, read_existing
 from captioner_serving.batch.outputs.xmp import DESCRIPTION, merge_xmp
 from captioner_serving.batch.wording import Existing, combine, combine_keywords, sentence
 
 _FATAL = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
+_PHOTO = re.compile(
+    rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|GIF8|BM|....ftyp(avi|hei|hev|mif1|msf1)", re.DOTALL
+)
 _CONTENT = re.compile(r"[0-9]{1,15}-[0-9a-f]{1,8}")
 # Suffixes of raw photos, whose settings are in photo.xmp.
 _RAW = (
@@ -53,7 +62,8 @@ class SidecarWriter:
     def embed(self) -> dict[str, OutputError]:
         """Embed the sidecars written since the last call; return errors by the photo's name."""
         waiting, self._to_embed = self._to_embed, {}
-        errors = embed({path: sidecar for path, (sidecar, _) in waiting.items()}, self.counts)
+        sidecars = {path: sidecar for path, (sidecar, _) in waiting.items()}
+        errors = embed(sidecars, self.counts, self._config.existing)
         return {waiting[path][1]: error for path, error in errors.items()}
 
     def write(self, photo: Photo, record: dict[str, Any]) -> None:
@@ -71,7 +81,7 @@ class SidecarWriter:
             own = read_own_texts(photo.path)
             self.counts["described"] += old is None and DESCRIPTION in own
         new = self._content(path, old, record, own, existing)
-        if existing == "skip" and "corrected" in record:
+        if existing == "skip" and is_persons(record):
             data = old if new is None else new
             whole = data and self._content(path, data, record, {}, "overwrite")
             self.counts["withheld"] += data is None or whole not in (None, data)
@@ -115,7 +125,7 @@ class SidecarWriter:
         if kind == "xmp" and os.path.lexists(f"{photo}.xmp"):  # the name that darktable uses
             return f"{photo}.xmp"
         stem, suffix = os.path.splitext(photo)
-        siblings = [stem] if suffix and os.path.isfile(stem) else []
+        siblings = [stem] if suffix and _is_photo(stem) else []
         siblings += self._siblings(stem, (*IMAGE_SUFFIXES, *(_RAW if kind == "xmp" else ())))
         if any(not _is_same(sibling, photo) for sibling in siblings):
             self.counts["renamed"] += 1
@@ -190,6 +200,13 @@ def find_photo(name: str, root: str | None) -> PhotoFile:
     return PhotoFile(name=name, path=file)
 
 
+def _is_photo(path: str) -> bool:
+    """Return whether a file without a suffix begins like a photo."""
+    with suppress(OSError), open(path, "rb", opener=open_quietly) as file:
+        return _PHOTO.match(file.read(32)) is not None
+    return False
+
+
 def _is_same(path: str, other: str) -> bool:
     try:
         return os.path.samefile(path, other)
@@ -215,5 +232,6 @@ def _check_content(path: str, content: object) -> None:
                     return
     raise OutputError(
         f"{path} is not the photo that was captioned (its size or checksum differs from "
-        f"{content}): check --root, or caption the photo again"
+        f"{content}): check --root, restore {path}_original if the photo changed by --embed, or "
+        "caption the photo again"
     )

@@ -165,6 +165,8 @@ class Captioner:
 
         captions: the number of sentences. captioner.json has the beam size and the style.
         """
+        if captions < 1:
+            raise ValueError(f"captions is {captions}; it must be at least 1")
         opened = self.open(photo)
         beam = max(self.settings["beam_size"], captions)
         style = self.settings["style"] or next(iter(self.about["styles"]), None)
