@@ -86,7 +86,7 @@ def test_the_sentence_below_the_caption_names_the_dashed_words(visit: Visit) -> 
 def test_a_caption_below_the_least_trust_is_withheld_and_a_correction_stays(visit: Visit) -> None:
     tab = visit.tab
     trust = visit.record()["trust"]
-    tab.locator("summary").click()
+    tab.get_by_text("Search settings").click()
     slider = tab.locator("[name=minimum_trust]")
     slider.fill("0.5")
     tab.wait_for_selector(".withheld >> text=settings is 50 %")
