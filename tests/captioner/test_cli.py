@@ -165,7 +165,7 @@ def test_many_photos_and_one_bad_one(
 def test_photos_are_decoded_while_the_model_works(
     tiny_file: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model waits with the first batch until the photo of the second is opened."""
+    """The model waits with the second batch until the photo of the third is opened."""
     last, is_open, waited = str(photo.with_name("last.jpg")), threading.Event(), []
     prepare, generate = Captioner.prepare, Captioner.caption_prepared
 
@@ -175,15 +175,15 @@ def test_photos_are_decoded_while_the_model_works(
         return prepare(self, image, **options)
 
     def waiting(self: Captioner, *images: Any, **options: Any) -> Any:
-        waited.append(is_open.wait(10))
+        waited.append(not waited or is_open.wait(60))
         return generate(self, *images, **options)
 
     Path(last).write_bytes(photo.read_bytes())
     monkeypatch.setattr(Captioner, "batch_size", 2)
     monkeypatch.setattr(Captioner, "prepare", opening)
     monkeypatch.setattr(Captioner, "caption_prepared", waiting)
-    assert main(["caption", str(photo), str(photo), last, "--checkpoint", str(tiny_file)]) == 0
-    assert waited == [True, True]
+    assert main(["caption", *[str(photo)] * 4, last, "--checkpoint", str(tiny_file)]) == 0
+    assert waited == [True, True, True]
 
 
 def test_json_records(run_main: Run, tiny_file: Path, photo: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from captioner.caption import Caption
-from captioner_serving.batch.outputs.formats import _DEFUSED
+from captioner_serving.batch.outputs.formats import DEFUSED
 from captioner_serving.server.records import served_record
 from tests.conftest import ROOT
 from tests.node import run_module
@@ -92,7 +92,7 @@ def test_downloads_are_safe_in_spreadsheets_and_folders(tmp_path: Path) -> None:
         """"'+1.tif","Tab\t'@x","'-1 dogs",-1,0.5,"","true","person",""\r\n"""
     ).replace("MARKS", '"likely wrong, untrusted"')
     rows = csv.reader(made["csv"].splitlines())
-    assert [_DEFUSED.sub(r"\1", row[1]) for row in rows][3:] == ["'=1, -1", "Tab\t@x"]
+    assert [DEFUSED.sub(r"\1", row[1]) for row in rows][3:] == ["'=1, -1", "Tab\t@x"]
     assert made["marks"] == [["likely wrong", "untrusted"]] * 2 + [[], []]
     assert made["names"] == [
         "001-a--__b_.jpg", "001-a--__b_.txt", "002-größe 1_2", "002-größe 1_2.txt",
