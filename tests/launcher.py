@@ -67,7 +67,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-    """Start `captioner ARGUMENTS` with options of Popen, without waiting for it."""
+    """Start `captioner ARGUMENTS` with options of Popen; do not wait for its end."""
     defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     options = {**defaults, "env": environment(), **options}
     command = [sys.executable, "-m", "captioner", *map(str, arguments)]
@@ -142,7 +142,7 @@ class _Process:
 
 
 class _Forked(_Process):
-    """A process that is a fork of the nursery, which waits for it and sends its status."""
+    """A process forked from the nursery. The nursery waits for it and sends its exit status."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
         super().__init__(command)

@@ -15,8 +15,8 @@ cores, with a token; honest clients have addresses of their own (127.0.1.x), hos
 the page, who hears of the queue, and then wants a sheet. With --proxy all of them come through
 nginx, as examples/deploy has it; without, they attack the bare server, which does not withstand
 all of it: see docs/serving.md. Memory is the proportional size (PSS) of the server with
-its decoding processes. Linux only. Prints what was found as JSON, and ends with status 0 if every
-bar is met, 1 if not.
+its decoding processes. Linux only. Prints the results as JSON. The exit status is 0 if all limits
+are met, else 1.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Soak:
             await asyncio.sleep(self.pause * random.uniform(0.5, 1.5))
 
     async def insist(self, client: Client, request: bytes, tally: Tally) -> bool:
-        """Send a request as often as the server asks for it; return whether it is answered."""
+        """Send a request, and retry while the server is busy; return whether it is answered."""
         for _ in range(RETRIES):
             try:
                 answer = await client.exchange(request)
@@ -141,7 +141,7 @@ class Soak:
 
 
 async def soak(server: Server, url: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run all parts, and tell what was found."""
+    """Run all parts and return the results."""
     run, seconds = Soak(server, url, arguments), 60 * arguments.minutes
     say(f"warming up; all ends in about {arguments.minutes * 1.25 + 2 * REST / 60:.0f} minutes")
     await run.run(max(60.0, 0.15 * seconds), attacked=True)

@@ -72,9 +72,9 @@ class RequestContext:
     """Middleware that describes requests by a `RequestInfo` in the scope, and counts and logs them.
 
     It adds security headers to every answer, and answers unhandled exceptions. Before a refusal it
-    reads the rest of the body, up to `max_rest` bytes. Many clients first send all of it, and would
-    see a reset connection in place of the answer. Requests work with and without the prefix
-    `root_path`. For `hosts` see ServerConfig.accepted_hosts.
+    reads the rest of the body, up to `max_rest` bytes. Otherwise clients that send the whole body
+    before they read get a connection reset instead of the answer. Requests work with and without
+    the prefix `root_path`. For `hosts` see ServerConfig.accepted_hosts.
 
     `log` gets a line of JSON for each request, without query strings, photo names and tokens; `say`
     gets a message for each failure.

@@ -223,7 +223,7 @@ def test_tables_find_their_photos_in_folders_and_archives(bare: Path, tmp_path: 
     with zipfile.ZipFile(tmp_path / "two.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("inner/10.jpg", photo("10.jpg"))
     (photos / "1.jpg").rename(photos / "1.JPG")
-    write_photo(photos / "deep" / "1.jpg")  # further from what the table names
+    write_photo(photos / "deep" / "1.jpg")  # the other is nearer to the table's path
     names = ["0.jpg", "elsewhere\\2.jpg", "1.jpg", "3", "a/8.jpg", "9.jpg", "10.jpg"]
     table = write_table(tmp_path / "captions.csv", dict.fromkeys(names, "a"))
     data = read("csv", table, "--images", photos, tmp_path / "one.tar", tmp_path / "*.zip")

@@ -69,7 +69,7 @@ def states(visit: Visit, folder: Path) -> Iterator[str]:
     visit.choose(SAMPLES / "rocket.jpg", state="waiting")
     yield "waiting"
     with visit.changing():
-        tab.unroute("**/api/caption")  # what was held goes on
+        tab.unroute("**/api/caption")  # delayed requests continue
     (folder / "cut.jpg").write_bytes((SAMPLES / "rocket.jpg").read_bytes()[:9000])
     visit.choose(SAMPLES / "chelsea.jpg", folder / "cut.jpg", SAMPLES / "camera.jpg")
     visit.strip()

@@ -119,7 +119,7 @@ def test_the_keyboard_and_a_screen_reader_are_enough(visit: Visit) -> None:
     )
     assert unnamed == 0
     legend = " ".join(tab.locator(".legend summary").text_content().split())
-    assert "attention from an" in legend and "even share" in legend  # named by what is seen
+    assert "attention from an" in legend and "even share" in legend  # its visible text
     tab.locator(".word").nth(0).focus()
     tab.keyboard.press("ArrowRight")
     assert tab.evaluate("document.activeElement.textContent") == visit.words()[1]
