@@ -102,7 +102,7 @@ def test_while_it_waits_the_new_photo_is_there_and_the_old_sentence_is_not(visit
     assert tab.locator("img.photo").get_attribute("src") != old
     assert not tab.locator(".sentence").is_visible() and tab.locator(".heat").is_visible()
     assert tab.locator(".heat").get_attribute("data-word") == "-1"
-    assert "the photo" in tab.inner_text(".phase")
+    tab.locator(".phase", has_text="Sending the photo").wait_for()
     assert tab.locator(".viewer").get_attribute("aria-busy") == "true"
     tab.emulate_media(reduced_motion="reduce")
     running = "document.getAnimations().filter(a => a.playState === 'running').length"
