@@ -341,6 +341,40 @@ class Captioner:
         from a camera, need batch_size=1: nothing is read ahead then. Arguments and errors as for
         `caption`; captions of images before a faulty one are yielded first.
         """
+        config = self._config(config, settings)
+        if errors not in ("raise", "return"):
+            raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
+        if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
+            raise ConfigError(
+                f"batch_size is {batch_size}; it must be a whole number of at least 1"
+            )
+        self.check_trust(minimum_trust)
+        sources = split_batch(images)
+        several = is_many(sources)
+        batches = (
+            decode_ahead(sources, self._try_prepare, batch_size=batch_size or self.batch_size)
+            if several
+            else ([self._try_prepare(source)] for source in [sources])
+        )
+
+        def results() -> Iterator[Caption | ImageError]:
+            with closing(batches):
+                for batch in batches:
+                    valid = [image for image in batch if isinstance(image, PreparedImage)]
+                    made = self.caption_prepared(valid, config, check_attention=check_attention)
+                    captions = (_checked(caption, minimum_trust) for caption in made)
+                    for image in batch:
+                        result = image if isinstance(image, ImageError) else next(captions)
+                        if isinstance(result, ImageError) and (errors == "raise" or not several):
+                            raise result
+                        yield result
+
+        return results()
+
+    def _config(
+        self, config: GenerationConfig | None, settings: dict[str, Any]
+    ) -> GenerationConfig:
+        """Return the settings of generation with changes, and check their style."""
         if config is not None and not isinstance(config, GenerationConfig):
             raise ConfigError(
                 f"config is of type {type(config).__name__}; pass a GenerationConfig, or settings "
@@ -350,38 +384,7 @@ class Captioner:
         if settings:
             config = config.changed(**settings)
         self.vocabulary.style(config.style)
-        if errors not in ("raise", "return"):
-            raise ConfigError(f"errors is {errors!r}: use 'raise' or 'return'")
-        if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
-            raise ConfigError(
-                f"batch_size is {batch_size}; it must be a whole number of at least 1"
-            )
-        self.check_trust(minimum_trust)
-        batches: Iterator[list[PreparedImage | ImageError]]
-        if is_several := is_many(sources := split_batch(images)):
-            size = batch_size or self.batch_size
-            batches = decode_ahead(sources, self._try_prepare, batch_size=size)
-        else:
-            batches = ([self._try_prepare(source)] for source in [sources])
-
-        def results() -> Iterator[Caption | ImageError]:
-            with closing(batches):
-                for batch in batches:
-                    valid = [image for image in batch if isinstance(image, PreparedImage)]
-                    captions = iter(
-                        self.caption_prepared(valid, config, check_attention=check_attention)
-                    )
-                    for image in batch:
-                        result = (
-                            image
-                            if isinstance(image, ImageError)
-                            else _checked(next(captions), minimum_trust)
-                        )
-                        if isinstance(result, ImageError) and (errors == "raise" or not is_several):
-                            raise result
-                        yield result
-
-        return results()
+        return config
 
     def prepare(self, image: ImageSource, *, follow_links: bool = False) -> PreparedImage:
         """Decode an image to the square that the encoder takes; download only if `follow_links`.

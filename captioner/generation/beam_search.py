@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from captioner.errors import GenerationError
 from captioner.generation.config import GenerationConfig
@@ -141,8 +140,15 @@ class Search(NamedTuple):
 
     def take(self, rows: Tensor) -> Search:
         """Return the search of these images only."""
-        search: Search = tree_map(lambda part: part[rows], self)
-        return search
+        unfinished, best = (
+            {name: part[rows] for name, part in sentences.items()}
+            for sentences in (self.unfinished, self.best)
+        )
+        parts = {name: [part[rows] for part in steps] for name, steps in self.parts.items()}
+        return Search(
+            self.images[rows], self.tokens[rows], self.totals[rows], self.state.take(rows),
+            unfinished, best, parts,
+        )  # fmt: skip
 
     def sentences(self) -> Sentences:
         """Return the best finished sentences with their optional parts."""

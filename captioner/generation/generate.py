@@ -68,24 +68,14 @@ def generate(
         never_generated=vocabulary.never_generated,
         device=features.device,
     )
-    if config.uses_beam:
-        ranked = consensus if config.consensus else None
-        search = config if ranked is None else replace(config, captions=config.beam_size)
-        run = partial(beam_search, decoder, config=search, constraints=constraints)
-        if graphs is None or not features.is_cuda or config.maximum_length > _LONGEST:
-            beams = read_sentences(run(features, begin))
-        else:
-            # Requests with the same search share a graph, whatever their other settings.
-            key = replace(
-                search, consensus=True, temperature=1.0, top_k=0, top_p=1.0, seed=None, style=""
-            )
-            run = partial(run, checks=False)
-            beams = read_sentences(graphs((decoder, key), run, features, begin))
-        if ranked is None:
-            return beams
-        orders = ranked.order(features, [[sentence.tokens for sentence in beam] for beam in beams])
+    if consensus is not None and config.uses_consensus:
+        search = replace(config, captions=config.beam_size)
+        beams = _search(decoder, features, begin, search, constraints, graphs)
+        orders = consensus.order(features, [[part.tokens for part in beam] for beam in beams])
         pairs = zip(beams, orders, strict=True)
         return [[beam[at] for at in order[: config.captions]] for beam, order in pairs]
+    if config.uses_beam:
+        return _search(decoder, features, begin, config, constraints, graphs)
     choose: Callable[[Tensor], Tensor] = partial(torch.argmax, dim=-1)
     if config.sample:
         choose = Sampler.seeded(config, features.device)
@@ -98,3 +88,20 @@ def generate(
         starts=begin,
     )
     return read_sentences(score_sentences(sentences, length_penalty=config.length_penalty))
+
+
+def _search(
+    decoder: StepDecoder,
+    features: Tensor,
+    starts: Tensor,
+    config: GenerationConfig,
+    constraints: Constraints,
+    graphs: Graphs | None,
+) -> list[list[Hypothesis]]:
+    """Run a beam search, on a GPU as a graph unless the captions may be very long."""
+    run = partial(beam_search, decoder, config=config, constraints=constraints)
+    if graphs is None or not features.is_cuda or config.maximum_length > _LONGEST:
+        return read_sentences(run(features, starts))
+    # Requests with the same search share a graph, whatever their other settings.
+    key = replace(config, consensus=True, temperature=1.0, top_k=0, top_p=1.0, seed=None, style="")
+    return read_sentences(graphs((decoder, key), partial(run, checks=False), features, starts))

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
 
 from captioner.model.attention import Attention, maps
 from captioner.model.config import DECODERS, DecoderConfig
@@ -58,8 +57,7 @@ class State(NamedTuple):
 
     def take(self, rows: Tensor) -> State:
         """Return the state of these images only."""
-        state: State = tree_map(lambda part: part[rows], self)
-        return state
+        return State._make({name: part[rows] for name, part in parts.items()} for parts in self)
 
 
 class StepOutput(NamedTuple):
