@@ -222,24 +222,18 @@ def _read_jpeg(data: bytes, name: str) -> tuple[io.BytesIO, dict[str, Any]]:
         if number == _JPEG_SEGMENTS:
             raise _too_many(name, f"{_JPEG_SEGMENTS:,} metadata entries")
         if marker == START_OF_SCAN:
-            _check_scans(data, name)
             pieces.append(data[begin - 4 :])
             break
         if marker < 0xE0 or data.startswith(_JPEG_KEPT, begin):
             pieces.append(data[begin - 4 : end])
         elif marker == 0xE1 and data.startswith(b"Exif\0\0", begin):
             info.setdefault("exif", data[begin:end])
-    return io.BytesIO(b"".join(pieces)), info
-
-
-def _check_scans(data: bytes, name: str) -> None:
-    """Raise ImageTooLargeError if a JPEG has more than MAX_SCANS scans."""
     # These bytes also occur in metadata and after the picture: count exactly only if many.
-    if data.count(b"\xff\xda") <= MAX_SCANS:
-        return
-    markers = [marker for marker, _, _ in islice(segments(data), _JPEG_SEGMENTS + 1)]
-    if markers.count(START_OF_SCAN) > MAX_SCANS or len(markers) > _JPEG_SEGMENTS:
-        raise _too_many(name, f"{MAX_SCANS} scans")
+    if data.count(b"\xff\xda") > MAX_SCANS:
+        markers = [marker for marker, _, _ in islice(segments(data), _JPEG_SEGMENTS + 1)]
+        if markers.count(START_OF_SCAN) > MAX_SCANS or len(markers) > _JPEG_SEGMENTS:
+            raise _too_many(name, f"{MAX_SCANS} scans")
+    return io.BytesIO(b"".join(pieces)), info
 
 
 def with_end(data: bytes) -> bytes | None:

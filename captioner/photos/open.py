@@ -3,6 +3,10 @@
 It opens JPEG, PNG, WebP, AVIF, HEIC, BMP, GIF and TIFF, with any EXIF orientation, transparency,
 colour profile or bit depth. It returns the 8-bit sRGB picture that a viewer shows, or raises an
 error that names the problem and the remedy.
+
+The EXIF orientation is the only metadata that turns a photo. XMP may have an orientation too, which
+browsers and photo viewers ignore. Pillow's `getexif` does not ignore it, and it reads all values of
+an EXIF block, which may be gigabytes. So it is used only for images without XMP and EXIF.
 """
 
 from __future__ import annotations
@@ -11,17 +15,17 @@ import errno
 import io
 import os
 import re
+import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import BinaryIO
+from contextlib import ExitStack, contextmanager, suppress
+from typing import BinaryIO, NamedTuple
 
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
 from captioner import errors
 from captioner.photos.colour import to_srgb
 from captioner.photos.formats import TiffReader, check_size, read_header, with_end
-from captioner.photos.orientation import orientation, turned
 from captioner.shared.paths import is_web_address
 
 FileSource = str | os.PathLike[str] | bytes
@@ -31,6 +35,17 @@ MAX_PIXELS = 100_000_000
 
 LARGEST_FILE = 1 << 30
 """The largest file that is read, in bytes."""
+
+_LONGEST_EXIF = 1 << 16  # bytes of a block that are read; one JPEG segment holds as many
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def open_image(
@@ -107,37 +122,37 @@ def source_name(source: FileSource | Image.Image) -> str:
     return label if isinstance(label, str) and label else "the image"
 
 
-def _stream(source: FileSource, name: str) -> BinaryIO:
-    """Open a seekable file of at most one gigabyte; the caller closes it."""
-    stream = io.BytesIO(source) if isinstance(source, bytes) else _file(source, name)
-    try:
-        if stream.seek(0, io.SEEK_END) > LARGEST_FILE:
+@contextmanager
+def _stream(source: FileSource, name: str) -> Iterator[BinaryIO]:
+    """Open a seekable file of at most LARGEST_FILE bytes."""
+    if isinstance(source, str) and is_web_address(source):
+        raise errors.ImageNotFoundError(f"{name} is a link, not followed: download it first")
+    stream: BinaryIO
+    with ExitStack() as stack:
+        try:
+            if isinstance(source, bytes):
+                stream = io.BytesIO(source)
+            else:  # not with Path, because Path("") is a folder
+                stream = stack.enter_context(open(source, "rb"))  # noqa: PTH123
+            if not stream.seekable():
+                stream = io.BytesIO(stream.read(LARGEST_FILE + 1))
+        except (OSError, ValueError) as error:  # ValueError: a path with NUL
+            reason = getattr(error, "strerror", None) or error
+            raise errors.ImageNotFoundError(
+                f"{name} cannot be read ({reason}): check the path"
+            ) from error
+        try:
+            size = stream.seek(0, io.SEEK_END)
+            stream.seek(0)
+        except OSError as error:
+            raise errors.ImageNotFoundError(
+                f"{name} cannot be read ({error}): try again"
+            ) from error
+        if size > LARGEST_FILE:
             raise errors.ImageTooLargeError(
                 f"{name} has more than {LARGEST_FILE:,} bytes: export it again, smaller"
             )
-        stream.seek(0)
-    except (OSError, errors.ImageError) as error:
-        stream.close()
-        if isinstance(error, errors.ImageError):
-            raise
-        raise errors.ImageNotFoundError(f"{name} cannot be read ({error}): try again") from error
-    return stream
-
-
-def _file(source: str | os.PathLike[str], name: str) -> BinaryIO:
-    if isinstance(source, str) and is_web_address(source):
-        raise errors.ImageNotFoundError(f"{name} is a link, not followed: download it first")
-    try:
-        file = open(source, "rb")  # noqa: PTH123, SIM115 - Path("") would be a folder
-        if file.seekable():
-            return file
-        with file:
-            return io.BytesIO(file.read(LARGEST_FILE + 1))
-    except (OSError, ValueError) as error:  # ValueError: a path with NUL
-        reason = getattr(error, "strerror", None) or error
-        raise errors.ImageNotFoundError(
-            f"{name} cannot be read ({reason}): check the path"
-        ) from error
+        yield stream
 
 
 @contextmanager
@@ -176,8 +191,48 @@ def _diagnosis(error: Exception, name: str) -> errors.ImageError:
 
 def _picture(image: Image.Image, upright: int, name: str) -> Image.Image:
     """Convert a loaded image to sRGB and turn it by its EXIF orientation; return a new image."""
-    picture = turned(to_srgb(image, name), upright)
-    if picture is image:
+    picture = to_srgb(image, name)
+    if upright in _TURNS:
+        picture = picture.transpose(_TURNS[upright])
+    elif picture is image:
         picture = image.copy()
     picture.info = {}  # its orientation must not be applied again
     return picture
+
+
+class ExifEntry(NamedTuple):
+    """An entry of an EXIF directory."""
+
+    tag: int
+    kind: int  # of the values
+    number: int  # of the values
+    value: bytes  # four bytes: the values, or their offset in `block`
+    order: str  # "<" or ">"
+    block: bytes
+
+
+def exif_entries(block: bytes) -> Iterator[ExifEntry]:
+    """Return the entries of the first directory of an EXIF block, until it is damaged."""
+    with suppress(struct.error):
+        block = block[:_LONGEST_EXIF].removeprefix(b"Exif\0\0")
+        order = "<" if block[:2] == b"II" else ">"
+        (place,) = struct.unpack_from(order + "I", block, 4)
+        (count,) = struct.unpack_from(order + "H", block, place)
+        for at in range(place + 2, place + 2 + 12 * count, 12):
+            tag, kind, number, value = struct.unpack_from(order + "HHI4s", block, at)
+            yield ExifEntry(tag, kind, number, value, order, block)
+
+
+def orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 to 8, of an image of Pillow's readers or made in memory."""
+    block, value = image.info.get("exif", b""), 1
+    if block and isinstance(block, bytes):
+        for entry in exif_entries(block):
+            is_turn = entry.tag == ExifTags.Base.Orientation and entry.number == 1
+            if is_turn and entry.kind in (3, 4):
+                (value,) = struct.unpack_from(entry.order + " HI"[entry.kind - 2], entry.value)
+                break
+    elif not image.info.keys() & {"xmp", "XML:com.adobe.xmp"}:
+        with suppress(Exception):  # metadata may be damaged
+            value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return value if value in _TURNS else 1

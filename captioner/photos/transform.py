@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from annotated_types import Interval
@@ -91,23 +92,16 @@ class BicubicTransformConfig(TransformConfig):
 class Transform:
     """Converts photos to squares and tensors, and returns the part of a photo that a square shows.
 
-    `square` does not import torch, because some processes only decode photos. Images that are not
-    RGB or have no pixels raise ValueError.
+    `at_least` is the minimum side to decode to, in pixels: the argument of `open_image`. `square`
+    does not import torch, because some processes only decode photos. Images that are not RGB or
+    have no pixels raise ValueError.
     """
 
     def __init__(self, config: TransformConfig) -> None:
         self.config = config
+        self._side = config.resize or config.size  # the shorter side before a crop, in pixels
         self._fill = tuple(min(255, max(0, round(255 * value))) for value in config.mean)
-
-    @property
-    def at_least(self) -> int:
-        """The minimum side to decode to, in pixels: the argument `at_least` of `open_image`."""
-        return _SPARE * self._side
-
-    @property
-    def _side(self) -> int:
-        """The shorter side before a crop (`resize`), or the side of the square, in pixels."""
-        return self.config.resize or self.config.size
+        self.at_least = _SPARE * self._side
 
     def square(self, image: Image.Image) -> Image.Image:
         """Return the RGB square of size x size pixels, before normalisation."""
@@ -116,17 +110,16 @@ class Transform:
                 f"the image is {image.mode}, {image.width} x {image.height}, and must be RGB with "
                 "pixels: open it with captioner.photos.open.open_image"
             )
-        side = self.config.size
+        size = self.config.size, self.config.size
+        resized = partial(image.resize, resample=self.config.resampling, reducing_gap=_REDUCING_GAP)
         if self.config.mode == "pad":
-            left, top, width, height = self._inner(*image.size)
-            square = Image.new("RGB", (side, side), self._fill)
-            square.paste(
-                self._resized(image, (width, height), (0.0, 0.0, *image.size)), (left, top)
-            )
+            left, top, *inner = self._inner(*image.size)
+            square = Image.new("RGB", size, self._fill)
+            square.paste(resized(inner), (left, top))
             return square
         (width, height), box = image.size, self.box(*image.size)
         part = (box.left * width, box.top * height, box.right * width, box.bottom * height)
-        return self._resized(image, (side, side), part)
+        return resized(size, box=part)
 
     def pixels(self, image: Image.Image) -> torch.Tensor:
         """Return the square of an RGB image of any size: uint8 (3, size, size)."""
@@ -190,8 +183,3 @@ class Transform:
         inner_width = max(1, round(width * side / longer))
         inner_height = max(1, round(height * side / longer))
         return (side - inner_width) // 2, (side - inner_height) // 2, inner_width, inner_height
-
-    def _resized(
-        self, image: Image.Image, size: tuple[int, int], part: tuple[float, float, float, float]
-    ) -> Image.Image:
-        return image.resize(size, self.config.resampling, box=part, reducing_gap=_REDUCING_GAP)

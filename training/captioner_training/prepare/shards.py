@@ -29,8 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from captioner.errors import DataError, ImageError, OutputError
 from captioner.photos.formats import read_header
-from captioner.photos.open import MAX_PIXELS, open_image
-from captioner.photos.orientation import orientation
+from captioner.photos.open import MAX_PIXELS, open_image, orientation
 from captioner.shared.files import file_digest, replace_file
 from captioner_training.data.manifest import ImageFormat, IndexRow, ShardFile
 from captioner_training.prepare.files import SourceImage, read_location

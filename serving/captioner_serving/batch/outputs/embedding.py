@@ -15,7 +15,7 @@ from itertools import zip_longest
 from PIL import ExifTags, Image, ImageFile, IptcImagePlugin, TiffImagePlugin
 
 from captioner.errors import CaptionerError, OutputError
-from captioner.photos.orientation import exif_entries
+from captioner.photos.open import exif_entries
 from captioner.shared.files import IS_WINDOWS
 from captioner_serving.batch.outputs.xmp import ALT_TEXT, DESCRIPTION, texts_in
 from captioner_serving.batch.wording import Existing
