@@ -13,7 +13,7 @@ from pandas import DataFrame
 from captioner import DataError
 from captioner_training.data.images import CaptionedImage
 from captioner_training.evaluation.evaluate import describe_captions, hash_split
-from captioner_training.evaluation.predictions import read_predictions
+from captioner_training.evaluation.predictions import Captions, read_predictions
 from tests.launcher import Run
 from tests.refusals import Refusals, check_refusals
 from tests.training.evaluation.test_trust import image
@@ -43,11 +43,17 @@ def results(path: Path, split: list[CaptionedImage], said: list[str]) -> Path:
     return path
 
 
+def texts(read: Captions, split: list[CaptionedImage] = SPLIT) -> list[str | None]:
+    """Return the caption of each image of a split."""
+    said = dict(zip([image.id for image in read.images], read.texts, strict=True))
+    return [said.get(image.id) for image in split]
+
+
 def test_coco_results_and_outputs_of_the_batch_are_read(tmp_path: Path) -> None:
     """A null caption has no words."""
     said = ["a dog runs", "two cats", "a ball"]
     read = read_predictions(results(tmp_path / "R.JSON", SPLIT, said), SPLIT)
-    assert read.captions == said and read.problems == []
+    assert read.texts == said and read.facts["problems"] == []
     rows = [
         {"image": "photos/seven.jpg", "caption": "a dog", "error": None},
         {"image": "photos/eight.jpg", "caption": None, "error": None},
@@ -58,12 +64,12 @@ def test_coco_results_and_outputs_of_the_batch_are_read(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "r.csv", index=False)
     frame.to_parquet(tmp_path / "r.parquet")
     for name in ("r.jsonl", "r.csv", "r.parquet"):
-        assert read_predictions(tmp_path / name, SPLIT).captions == ["a dog", "", None], name
+        assert texts(read_predictions(tmp_path / name, SPLIT)) == ["a dog", "", None], name
     # With a mark of its byte order, and a character that Python takes for the end of a line.
     line = '{"image": "seven.jpg", "caption": "a dog\u2028runs"}\n'
     (tmp_path / "other.jsonl").write_text(line, encoding="utf-8-sig")
     read = read_predictions(tmp_path / "other.jsonl", SPLIT)
-    assert read.captions == ["a dog\u2028runs", None, None]
+    assert texts(read) == ["a dog\u2028runs", None, None]
 
 
 def test_each_kind_of_bad_entry_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -76,8 +82,8 @@ def test_each_kind_of_bad_entry_is_reported_and_the_rest_is_read(tmp_path: Path)
         {"image": "nine.jpg", "error": {"type": "image-error"}},
     )
     read = read_predictions(path, SPLIT)
-    assert read.captions == ["a dog", " ", None]
-    problems = "\n".join(read.problems)
+    assert texts(read) == ["a dog", " ", None]
+    problems = "\n".join(read.facts["problems"])
     assert "already has one, skipped (first: 7)" in problems
     assert "not in the split or not unique, skipped (first: unknown.jpg)" in problems
     assert "without a word" in problems and "captioning the image failed" in problems
@@ -101,8 +107,7 @@ def test_image_id_is_an_id_a_stem_or_the_number_of_a_stem(
     split = [image("A dog.", id=name, name=name) for name in names]
     for key in keys:
         path = write(tmp_path / "r.json", {"image_id": key, "caption": "a dog"})
-        captions = read_predictions(path, split).captions
-        assert [at for at, caption in enumerate(captions) if caption] == [3], key
+        assert read_predictions(path, split).images == [split[3]], key
 
 
 def test_a_stem_or_number_of_several_images_names_none_of_them(tmp_path: Path) -> None:
@@ -120,9 +125,9 @@ def test_a_stem_or_number_of_several_images_names_none_of_them(tmp_path: Path) -
         {"image": "photos/DSC_0007.JPG", "caption": "the stem"},
     )
     read = read_predictions(path, split)
-    assert read.captions == [None, "the name", None, "the stem", None, "the id"]
+    assert texts(read, split) == [None, "the name", None, "the stem", None, "the id"]
     assert "3 captions whose image is not in the split or not unique, skipped (first: 1)" in str(
-        read.problems
+        read.facts["problems"]
     )
     only = write(tmp_path / "only.json", {"image_id": 7, "caption": "which?"})
     with pytest.raises(DataError, match="none of the 6 images"):

@@ -1,7 +1,7 @@
 """Evaluate a checkpoint, or captions of another program, on a captioned split.
 
-`evaluate` runs top to bottom: inputs, captions, scores, measures, comparisons. The names and digits
-of the measures are in captioner_training.report.measures.
+`evaluate` reads the inputs; `measure` runs top to bottom: captions, scores, measures. The names and
+digits of the measures are in captioner_training.report.measures.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from captioner_training.evaluation.grounding import Boxes, measure_grounding, re
 from captioner_training.evaluation.java import check_java
 from captioner_training.evaluation.measure_trust import measure_trust
 from captioner_training.evaluation.predictions import (
-    Predictions,
+    Captions,
     read_predictions,
     read_references,
     tokenizer_of,
@@ -108,7 +108,7 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
     if arguments.official:
         check_java()
     load = partial(Captioner.from_pretrained, device=arguments.device, dtype=arguments.dtype)
-    source: Captioner | Predictions
+    source: Captioner | Captions
     if arguments.score is None:
         source = load(arguments.checkpoint)
         images = _read_images(arguments, source.vocabulary.tokenize)
@@ -118,44 +118,33 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
         if tokenizer != "words":
             images = _read_images(arguments, partial(tokenize, by=tokenizer))
         source = read_predictions(arguments.score, images, tokenizer)
-        for problem in source.problems:
+        for problem in source.facts["problems"]:
             print(f"captioner: {printable(problem)}", file=sys.stderr)
-    report = _describe_data(arguments, images)
+    report = {
+        "data": str(arguments.data or arguments.captions),
+        "split": {
+            **({"name": arguments.split} if arguments.data else {}),
+            "images": len(images),
+            "references": sum(len(image.captions) for image in images),
+            "hash": hash_split(images),
+        },
+    }
     others = [_load_other(load, name, source, report) for name in arguments.compare]
-    boxes, *boxes_of_others = (_read_boxes(arguments, model, images) for model in (source, *others))
+    boxes = _read_boxes(arguments, source, images)
 
-    evaluation = measure(source, images, arguments, report=dict(report), boxes=boxes)
+    evaluation = measure(source, images, arguments, report=report, boxes=boxes)
     options = argparse.Namespace(**{**vars(arguments), "style": None})
-    for other, boxes in zip(others, boxes_of_others, strict=True):
+    for other in others:
         if isinstance(other, Captioner):
-            own = _read_images(arguments, other.vocabulary.tokenize)
-            compared = measure(other, own, options, report=dict(report), boxes=boxes)
-        else:
-            compared = Evaluation(report=other, rows=other["per_image"])
-        difference = compare(evaluation, compared)
-        evaluation.report.setdefault("comparisons", []).append(difference)
-        evaluation.others.append(compared)
+            boxes = _read_boxes(arguments, other, images)
+            other = measure(other, images, options, report=report, boxes=boxes)
+        evaluation.report.setdefault("comparisons", []).append(compare(evaluation, other))
+        evaluation.others.append(other)
     return evaluation
 
 
-@dataclass(kw_only=True)
-class _Captions:
-    """The captions of the images to score.
-
-    words: the tokens of each caption, made by `tokenizer`.
-    columns: values of the images for the rows of report.json.
-    """
-
-    images: Sequence[CaptionedImage]
-    texts: Sequence[str]
-    words: Sequence[Words]
-    tokenizer: str
-    captioned: Sequence[Captioned] = ()
-    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-
-
 def measure(
-    source: Captioner | Predictions,
+    source: Captioner | Captions,
     images: Sequence[CaptionedImage],
     options: argparse.Namespace,
     *,
@@ -168,22 +157,20 @@ def measure(
         source: a captioner, or captions of the split.
         images: the split; the words of its references are tokenized as those of the captions.
         options: `official`, `calibration`, `deletion`, `beam_size` and `style`.
-        report: the facts about the split, to which the measures are added.
+        report: the facts about the split.
         boxes: boxes of objects in the images.
     """
-    is_given = isinstance(source, Predictions)
-    captions = (
-        _read_captions(source, images, report)
-        if isinstance(source, Predictions)
-        else _generate(source, images, options, report)
-    )
+    captions = source if isinstance(source, Captions) else _generate(source, images, options)
+    report = {**report, **captions.facts}
+    if "trust" in report and report["split"].get("name") != "test":
+        report["trust"]["note"] = _FITTED_HERE
+
     references, corpus = ([image.words for image in part] for part in (captions.images, images))
     score = partial(score_tables, corpus=corpus)
     tables = score(references, captions.words)
-    report["scored"] = len(references)
     report["nltk"] = {
-        "tokenizer": captions.tokenizer,
-        **({} if is_given else model_facts(captions.captioned)),
+        "tokenizer": captions.tokens,
+        **(model_facts(captions.captioned) if captions.captioned else {}),
         **summary(tables),
         "human": summary(human_tables(references, score)),
     }
@@ -191,6 +178,7 @@ def measure(
         texts, known = ([image.captions for image in part] for part in (captions.images, images))
         official = partial(official_scores, texts, captions.texts, corpus=known)
         add_measure(report, "pycocoevalcap", official)
+
     objects = None
     if boxes is not None:
         places = [boxes.get(image.id, ()) for image in captions.images]
@@ -199,8 +187,13 @@ def measure(
         **describe_captions(captions.words),
         "hallucination": hallucination(references, captions.words, objects=objects),
     }
-    if not is_given:
-        _measure_attention(captions.captioned, boxes, report, deletion=options.deletion)
+    if captions.captioned and boxes is not None:
+        is_person = {boxed.category == PERSON for found in boxes.values() for boxed in found}
+        for people in sorted(is_person, reverse=True):
+            grounding = partial(measure_grounding, captions.captioned, boxes, people=people)
+            add_measure(report, "person_boxes" if people else "object_boxes", grounding)
+    if options.deletion:
+        add_measure(report, "deletion", partial(measure_deletion, captions.captioned))
     return Evaluation(
         report=report,
         rows=_rows(captions, tables),
@@ -210,7 +203,7 @@ def measure(
     )
 
 
-def _rows(captions: _Captions, tables: Mapping[str, Table]) -> list[dict[str, Any]]:
+def _rows(captions: Captions, tables: Mapping[str, Table]) -> list[dict[str, Any]]:
     scores = {name: tables[name].of_images() for name in ("CIDEr", "ROUGE-L")}
     columns = {**scores, **captions.columns}
     return [
@@ -225,47 +218,19 @@ def _rows(captions: _Captions, tables: Mapping[str, Table]) -> list[dict[str, An
     ]
 
 
-def _measure_attention(
-    captioned: Sequence[Captioned], boxes: Boxes | None, report: Report, *, deletion: bool
-) -> None:
-    """Add the attention in boxes, and the deletion test."""
-    if boxes is not None:
-        is_person = {boxed.category == PERSON for objects in boxes.values() for boxed in objects}
-        for people in sorted(is_person, reverse=True):
-            grounding = partial(measure_grounding, captioned, boxes, people=people)
-            add_measure(report, "person_boxes" if people else "object_boxes", grounding)
-    if deletion:
-        add_measure(report, "deletion", partial(measure_deletion, captioned))
-
-
-def _read_captions(
-    source: Predictions, images: Sequence[CaptionedImage], report: Report
-) -> _Captions:
-    """Return captions from a file, and add their origin to the report."""
-    report |= {"predictions": str(source.path), "problems": source.problems}
-    pairs = zip(images, source.captions, strict=True)
-    captions = [(image, text) for image, text in pairs if text is not None]
-    return _Captions(
-        images=[image for image, _ in captions],
-        texts=[text for _, text in captions],
-        words=[tokenize(text, source.tokenizer) for _, text in captions],
-        tokenizer=token_name(source.tokenizer),
-    )
-
-
 def _generate(
-    source: Captioner, images: Sequence[CaptionedImage], options: argparse.Namespace, report: Report
-) -> _Captions:
-    """Caption a split, and add the model and its settings to the report."""
+    source: Captioner, images: Sequence[CaptionedImage], options: argparse.Namespace
+) -> Captions:
+    """Caption a split, and measure calibration and trust, which need the grids of the photos."""
     vocabulary, calibration = source.vocabulary, None
     config = source.generation.for_request(beam_size=options.beam_size, style=options.style)
     style = vocabulary.style(config.style)
     if options.calibration and source.source is None:
         calibration = Calibration(source, maximum_length=config.maximum_length)
-    pooled: list[NDArray[np.float32]] = []
+    parts: list[NDArray[np.float32]] = []
 
     def on_batch(grid: Grid, batch: Sequence[Captioned]) -> None:
-        pooled.append(pool(grid.features))
+        parts.append(pool(grid.features))
         if calibration is not None:
             calibration.add(grid, batch)
 
@@ -273,7 +238,7 @@ def _generate(
     captioned = caption_images(
         source, styled, config, check_attention=options.deletion, on_batch=on_batch
     )
-    report |= {
+    facts: Report = {
         "beam_size": config.beam_size,
         **({} if style is None else {"style": style}),
         "consensus": config.uses_consensus and source.consensus is not None,
@@ -283,35 +248,31 @@ def _generate(
         },
     }  # fmt: skip
     if calibration is not None:
-        add_measure(report, "calibration", calibration.result)
+        add_measure(facts, "calibration", calibration.result)
+    columns: dict[str, Sequence[Any]] = {
+        "score": [float(caption.hypothesis.score) for caption in captioned]
+    }
+    if source.trust is not None:
+        pooled = np.concatenate(parts)
+        judged = [
+            best for (best,) in source.trust.judge(pooled, [[one.hypothesis] for one in captioned])
+        ]
+        facts["trust"] = measure_trust(captioned, judged)
+        columns["familiarity"] = source.trust.familiarity.of(pooled)
+        columns["trust"] = [judgement.caption for judgement in judged]
     texts = [vocabulary.join(vocabulary.decode(caption.hypothesis.tokens)) for caption in captioned]
     words: Sequence[Words] = [caption.words for caption in captioned]
     if source.source is not None:  # words of a Hugging Face model are not tokenized as references
         words = [vocabulary.tokenize(text) for text in texts]
-    return _Captions(
+    return Captions(
         images=images,
         texts=texts,
         words=words,
-        tokenizer=_tokens(source),
+        tokens=_tokens(source),
+        facts={**facts, "scored": len(images)},
         captioned=captioned,
-        columns=_measure_trust(source, captioned, np.concatenate(pooled), report),
+        columns=columns,
     )
-
-
-def _measure_trust(
-    source: Captioner, captioned: Sequence[Captioned], pooled: NDArray[np.float32], report: Report
-) -> dict[str, Sequence[Any]]:
-    """Return score, trust and familiarity of each image; add the quality of trust."""
-    scores = [float(caption.hypothesis.score) for caption in captioned]
-    if source.trust is None:
-        return {"score": scores}
-    beams = [[caption.hypothesis] for caption in captioned]
-    judged = [best for (best,) in source.trust.judge(pooled, beams)]
-    report["trust"] = measure_trust(captioned, judged)
-    if report["split"].get("name") != "test":
-        report["trust"]["note"] = _FITTED_HERE
-    trust = [judgement.caption for judgement in judged]
-    return {"score": scores, "familiarity": source.trust.familiarity.of(pooled), "trust": trust}
 
 
 def add_measure(report: Report, name: str, work: Callable[[], object]) -> None:
@@ -347,13 +308,14 @@ def _is_report(name: str) -> bool:
 
 
 def _load_other(
-    load: Callable[[str], Captioner], name: str, source: Captioner | Predictions, report: Report
-) -> Captioner | Report:
+    load: Callable[[str], Captioner], name: str, source: Captioner | Captions, report: Report
+) -> Captioner | Evaluation:
     """Load a model or a report to compare with, and check that both are comparable."""
     if _is_report(name):
         other = read_report(expanded(name))
-        _check_comparable(report, other)
-        return other
+        facts = source.facts if isinstance(source, Captions) else {}
+        _check_comparable({**report, **facts}, other)
+        return Evaluation(report=other, rows=other["per_image"])
     captioner = load(name)
     if isinstance(source, Captioner) and _tokens(captioner) != _tokens(source):
         raise DataError(
@@ -419,19 +381,6 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             ) from error
 
 
-def _describe_data(arguments: argparse.Namespace, images: Sequence[CaptionedImage]) -> Report:
-    """Return the first part of a report: the data and the split."""
-    return {
-        "data": str(arguments.data or arguments.captions),
-        "split": {
-            **({"name": arguments.split} if arguments.data else {}),
-            "images": len(images),
-            "references": sum(len(image.captions) for image in images),
-            "hash": hash_split(images),
-        },
-    }
-
-
 def hash_split(images: Sequence[CaptionedImage]) -> str:
     """Return a hash of the ids and references of a split, independent of their order."""
     lines = sorted(json.dumps([str(image.id), sorted(image.captions)]) for image in images)
@@ -486,10 +435,7 @@ def compare(evaluation: Evaluation, other: Evaluation) -> dict[str, object]:
         `intervals`: the 95 % intervals of these differences.
         `with`: checkpoint or predictions file of the other evaluation.
         `report`: the other report, without its rows and comparisons.
-
-    Raises DataError: captions are missing, or images or references differ.
     """
-    _check_comparable(evaluation.report, other.report)
     others = {str(row["id"]): row for row in other.rows}
     other.rows = [others[str(row["id"])] for row in evaluation.rows]
     pairs = list(zip(evaluation.rows, other.rows, strict=True))

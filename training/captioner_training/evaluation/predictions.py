@@ -5,32 +5,40 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from captioner.errors import DataError
 from captioner.shared.tables import read_json_rows, read_table
 from captioner.shared.text import counted
-from captioner.vocabulary import Tokenizer, has_no_spaces
-from captioner_training.data.images import CaptionedImage, ImageStore
+from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
+from captioner_training.data.images import Captioned, CaptionedImage, ImageStore
 from captioner_training.data.reading import read_captions
+from captioner_training.evaluation.scores import token_name
 
 _TAIL_NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predictions:
-    """Captions read from a file.
+class Captions:
+    """Captions of a split, from a file or from a model.
 
-    captions: one per image, in the order of the split; None for an image without a caption.
-    problems: sentences about entries of the file.
+    images: the images of the split that have a caption.
+    texts, words: the captions, as written and as tokens.
+    tokens: a description of the tokens.
+    facts: entries for the report: the file and its problems, or the model and its settings.
+    captioned: the captions with their attention; empty for captions from a file.
+    columns: values of the images for the rows of report.json.
     """
 
-    captions: Sequence[str | None]
-    problems: Sequence[str]
-    path: Path
-    tokenizer: Tokenizer
+    images: Sequence[CaptionedImage]
+    texts: Sequence[str]
+    words: Sequence[Sequence[str]]
+    tokens: str
+    facts: dict[str, Any]
+    captioned: Sequence[Captioned] = ()
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 def read_references(path: Path, words: Callable[[str], list[str]]) -> list[CaptionedImage]:
@@ -62,7 +70,7 @@ def tokenizer_of(images: Sequence[CaptionedImage]) -> Tokenizer:
 
 def read_predictions(
     path: Path, images: Sequence[CaptionedImage], tokenizer: Tokenizer = "words"
-) -> Predictions:
+) -> Captions:
     """Read captions that another program made.
 
     An entry names its image by id, file name, stem of the file name, or the number at the end of
@@ -112,7 +120,16 @@ def read_predictions(
             f"{path} has no caption for {len(missing):,} of {len(images):,} images (first: "
             f"{missing[0]}); the scores are not scores of the whole split"
         )
-    return Predictions(captions=captions, problems=problems, path=path, tokenizer=tokenizer)
+    pairs = [
+        (image, text) for image, text in zip(images, captions, strict=True) if text is not None
+    ]
+    return Captions(
+        images=[image for image, _ in pairs],
+        texts=[text for _, text in pairs],
+        words=[tokenize(text, tokenizer) for _, text in pairs],
+        tokens=token_name(tokenizer),
+        facts={"predictions": str(path), "problems": problems, "scored": len(pairs)},
+    )
 
 
 def _unique(keys: Iterable[str]) -> dict[str, int]:
