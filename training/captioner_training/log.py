@@ -25,6 +25,7 @@ from captioner_training.data.captions import OTHER_LANGUAGE, Corpus, unknown_sha
 from captioner_training.distributed import Processes, exit_silently, progress_bar
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
+from captioner_training.run_folder import flat
 from captioner_training.state import Progress, StageState, diverged
 
 _LINES = 20  # log lines about steps per stage, at least
@@ -38,17 +39,6 @@ def import_tensorboard() -> Any:
         raise ConfigError(
             "--log tensorboard needs tensorboard: pip install 'captioner[tensorboard]'"
         ) from error
-
-
-def scalars(record: Mapping[str, Any], *, prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a log.jsonl record; nested numbers have names like timing/seconds."""
-    values: dict[str, float] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            values.update(scalars(value, prefix=f"{prefix}{name}/"))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            values[f"{prefix}{name}"] = float(value)
-    return values
 
 
 class Log(Closing):
@@ -99,8 +89,9 @@ class Log(Closing):
                 self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
                 self._file.flush()
         if self._events is not None:
-            for name, value in scalars(record).items():
-                self._events.add_scalar(name, value, global_step=self.progress.global_step)
+            for name, value in flat(record, "/").items():  # such as timing/seconds
+                if isinstance(value, int | float):
+                    self._events.add_scalar(name, value, global_step=self.progress.global_step)
 
     def sync(self) -> int:
         """Force all records to disk and return the length of the log in bytes."""

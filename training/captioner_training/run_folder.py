@@ -69,7 +69,7 @@ class RunFolder:
             raise ConfigError(f"{out} has other files, but no run to resume: choose another --out")
 
     def _refuse_other_recipe(self, existing: Mapping[str, Any]) -> None:
-        old, new = _flat(existing), _flat(plain(self.recipe))
+        old, new = flat(existing), flat(plain(self.recipe))
         changed = [
             f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
             for name in sorted(old.keys() | new.keys())
@@ -218,13 +218,15 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         file.write((json.dumps(values, indent=2) + "\n").encode())
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Name nested values as on the command line."""
+def flat(values: Any, separator: str = ".") -> dict[str, Any]:
+    """Name nested values as on the command line: {"stages.1.epochs": 3}."""
     if not isinstance(values, dict | list) or not values:
-        return {prefix.rstrip("."): values}
+        return {"": values}
     pairs = values.items() if isinstance(values, dict) else enumerate(values, start=1)
     return {
-        name: leaf for key, value in pairs for name, leaf in _flat(value, f"{prefix}{key}.").items()
+        f"{key}{separator}{name}".removesuffix(separator): leaf
+        for key, value in pairs
+        for name, leaf in flat(value, separator).items()
     }
 
 

@@ -79,49 +79,6 @@ def train(recipe: Recipe, *, out: Path, processes: Processes, tensorboard: bool 
     return folder.best
 
 
-class _StopRequested(KeyboardInterrupt):
-    """Raised on all ranks at the same step after SIGINT or SIGTERM."""
-
-
-class Interrupts:
-    """Raises KeyboardInterrupt on Ctrl-C and SIGTERM; inside `deferred`, notes the first one.
-
-    Attributes:
-        requested: whether a signal was noted.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._deferred = False
-
-    @contextmanager
-    def handled(self) -> Iterator[None]:
-        """Handle signals until the block ends; does nothing outside the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Note the first signal in `requested` instead of raising; a second one raises."""
-        self._deferred = True
-        try:
-            yield
-        finally:
-            self._deferred = False
-
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._deferred or self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-
 @dataclass(kw_only=True)
 class Run:
     """A run in progress: its data, model and state.
@@ -142,7 +99,7 @@ class Run:
     objectives: list[dict[str, Objective]]
     state: TrainState
     log: Log = field(init=False)
-    interrupts: Interrupts = field(default_factory=Interrupts)
+    interrupts: Interrupts = field(init=False)
     saved_at: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -184,6 +141,7 @@ class Run:
     def train(self, *, tensorboard: bool) -> None:
         """Run the remaining stages and epochs."""
         progress, initial = self.state.progress, self.initial_checkpoint
+        self.interrupts = Interrupts()
         self.processes.main_alone(self.folder.begin)
         with (
             Log(
@@ -409,3 +367,42 @@ def _resized(transform: TransformConfig, size: int | None) -> TransformConfig:
         return transform
     resize = transform.resize and max(size, round(transform.resize * size / transform.size))
     return replace(transform, size=size, resize=resize)
+
+
+class _StopRequested(KeyboardInterrupt):
+    """Raised on all ranks at the same step after SIGINT or SIGTERM."""
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt on Ctrl-C and SIGTERM; inside `deferred`, notes the first one.
+
+    Attributes:
+        requested: whether a signal was noted.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._deferred = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle signals until the block ends; does nothing outside the main thread."""
+        with ExitStack() as stack:
+            if threading.current_thread() is threading.main_thread():
+                for number in SIGNALS:
+                    stack.callback(signal.signal, number, signal.signal(number, self._handle))
+            yield
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Note the first signal in `requested` instead of raising; a second one raises."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._deferred or self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

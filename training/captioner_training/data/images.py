@@ -30,7 +30,7 @@ _SIDED = re.compile(
 
 
 class Member(NamedTuple):
-    """The bytes of an image inside a tar file."""
+    """The bytes of an image: a file, or a part of a tar file."""
 
     path: Path
     offset: int
@@ -90,7 +90,7 @@ class ImageStore:
             )
 
     def __contains__(self, name: str) -> bool:
-        return name in self._members or self._path(name) is not None
+        return self._find(name) is not None
 
     def leads_outside(self, name: str) -> bool:
         """Whether a name is absolute or has `..`, and leads to a file outside the folders."""
@@ -98,41 +98,40 @@ class ImageStore:
 
     def size(self, name: str) -> int:
         """Return the size of an image file in bytes; 0 if there is none."""
-        if name in self._members:
-            return self._members[name].size
-        path = self._path(name)
-        return path.stat().st_size if path else 0
+        member = self._find(name)
+        return member.size if member else 0
 
     def cache_token(self, name: str) -> str:
         """Return a string that changes when an image file is replaced."""
         if self._identity is not None:
             return self._identity  # a prepared data set has hashes in its manifest
-        member = self._members.get(name)
-        if (path := member.path if member else self._path(name)) is None:
+        if (member := self._find(name)) is None:
             return ""
-        status = path.stat()
-        return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+        status = member.path.stat()
+        return f"{member.path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
-    def _path(self, name: str) -> Path | None:
+    def _find(self, name: str) -> Member | None:
+        if name in self._members:
+            return self._members[name]
         for folder in self._folders:
             path = _normal(folder / name)
             if path.is_relative_to(folder) and path.is_file():
-                return path
+                return Member(path, 0, path.stat().st_size)
         return None
 
     def read(self, name: str) -> bytes:
         """Read an image file. Raises DataError: it does not exist or cannot be read."""
         try:
-            if member := self._members.get(name):
-                data = self._bytes(member)
-                if len(data) != member.size:
-                    raise DataError(f"{member.path} ends inside {name}: copy or prepare it again")
-                return data
-            if path := self._path(name):
-                return path.read_bytes()
+            if (member := self._find(name)) is None:
+                raise DataError(f"{self.pattern} has no image {name}")
+            if name not in self._members:
+                return member.path.read_bytes()
+            data = self._bytes(member)
         except OSError as error:
             raise DataError(f"{name} in {self.pattern} cannot be read: {error}") from error
-        raise DataError(f"{self.pattern} has no image {name}")
+        if len(data) != member.size:
+            raise DataError(f"{member.path} ends inside {name}: copy or prepare it again")
+        return data
 
     def _bytes(self, member: Member) -> bytes:
         if member.path not in self._descriptors:

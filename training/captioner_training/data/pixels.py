@@ -9,12 +9,13 @@ import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from captioner.errors import CaptionerError
 from captioner.inference.device import cores
@@ -37,7 +38,7 @@ def _end_workers() -> None:
         batches.close()
 
 
-class ImageDataset(Dataset[Tensor]):
+class ImageDataset:
     """Pixels (3, S, S) uint8, decoded and augmented in the loader's workers.
 
     The augmentation of an image depends only on (seed, epoch, index). `flip` mirrors half of the
@@ -95,10 +96,11 @@ def load_pixels(dataset: ImageDataset, *, workers: Workers, **options: Any) -> G
     """
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     count = max(1, cores() // local) if workers == "auto" else workers
+    indices: Any = range(len(dataset))
     loader: DataLoader[Tensor | CaptionerError] = DataLoader(
-        _Caught(dataset),
+        indices,
         num_workers=min(count, cores()),
-        collate_fn=_stack,
+        collate_fn=partial(_load, dataset),
         # A separate generator, so that loading does not change the random numbers of training.
         generator=torch.Generator().manual_seed(0),
         worker_init_fn=_ignore_signals,
@@ -123,26 +125,12 @@ def _iterate(loader: DataLoader[Tensor | CaptionerError]) -> Generator[Tensor]:
         del batches  # ends the workers, even if a traceback keeps this frame alive
 
 
-class _Caught(Dataset["Tensor | CaptionerError"]):
-    """Returns errors instead of raising them: a raised error would get the worker's traceback."""
-
-    def __init__(self, dataset: ImageDataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Tensor | CaptionerError:
-        try:
-            return self.dataset[index]
-        except CaptionerError as error:
-            return error
-
-
-def _stack(images: Sequence[Tensor | CaptionerError]) -> Tensor | CaptionerError:
-    tensors = [image for image in images if isinstance(image, Tensor)]
-    errors = [image for image in images if isinstance(image, CaptionerError)]
-    return errors[0] if errors else torch.stack(tensors)
+def _load(dataset: ImageDataset, indices: Sequence[int]) -> Tensor | CaptionerError:
+    """Return errors instead of raising them: a raised error would get the worker's traceback."""
+    try:
+        return torch.stack([dataset[index] for index in indices])
+    except CaptionerError as error:
+        return error
 
 
 def split_loader(

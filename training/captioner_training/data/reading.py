@@ -6,9 +6,9 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from captioner.errors import DataError
 from captioner.shared.paths import there_is_no
@@ -89,14 +89,13 @@ def read_coco(
     return _captioned(listed, store, words)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CocoImage:
+class CocoImage(NamedTuple):
     """An entry of `images` with the captions of its annotations."""
 
     id: int | str
     file_name: str
     captions: tuple[str, ...]
-    split: str | None = None
+    split: str = ""
     licence: str | None = None
 
 
@@ -157,7 +156,7 @@ def _parse(content: Any, name: str, report: Callable[[str, str], None] | None) -
             id=image["id"],
             file_name=str(image["file_name"]),
             captions=(*captions[str(image["id"])],),
-            split=image.get("split"),
+            split=image.get("split") or "",
             licence=licences.get(image.get("license")),
         )
         for image in content["images"]

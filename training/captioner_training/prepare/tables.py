@@ -248,13 +248,7 @@ def coco_images(
 ) -> list[SourceImage]:
     """Read COCO's captions format; `split`, if given, replaces the splits in the image records."""
     listed = [
-        SourceImage(
-            id=image.id,
-            file_name=image.file_name,
-            captions=image.captions,
-            split=split or image.split or "",
-            licence=image.licence,
-        )
+        SourceImage(*image._replace(split=split or image.split))
         for image in parse_captions(content, name=name, report=problems.add)
     ]
     return _with_known_types(listed, name)
