@@ -25,7 +25,7 @@ from captioner.model.encoder import Encoder
 from captioner.photos.transform import Transform
 from captioner.vocabulary import Vocabulary
 from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
-from captioner_training.data.captions import Corpus
+from captioner_training.data.captions import CaptionTable, Corpus
 from captioner_training.data.grids import CachedGrids, fits_on_gpu
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.pixels import ImageDataset, split_loader
@@ -144,7 +144,9 @@ def run_epoch(
         and (grown := grow(grids.loaded, count)) is not None
     ):
         grids.loaded, images.count = grown, count
-    captions = corpus.table(maximum_length=recipe.data.maximum_length, device=device)
+    captions = CaptionTable.of(
+        corpus.train, corpus.vocabulary, maximum_length=recipe.data.maximum_length, device=device
+    )
     sampler = stage_sampler(recipe, 0, captions, processes)
     batches = StageBatches(recipe, 0, images=images, captions=captions, sampler=sampler)
     stage = TrainState(model, processes=processes).begin_stage(recipe, steps=batches.steps)

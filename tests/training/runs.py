@@ -17,7 +17,7 @@ from torch import Tensor
 
 from captioner.checkpoint import Checkpoint
 from captioner_training.data.batches import Batch
-from captioner_training.data.captions import collate
+from captioner_training.data.captions import CaptionTable
 from captioner_training.data.scenes import write_scenes
 from captioner_training.distributed import Processes
 from captioner_training.losses.objective import CrossEntropy, Objective
@@ -158,8 +158,8 @@ def make_batch(
     maximum_length: int,
 ) -> Batch:
     """Make a batch of images and of captions given as word numbers."""
-    tokens = collate(captions, starts=starts, maximum_length=maximum_length)
-    return Batch(images, tokens, range(len(images)))
+    table = CaptionTable(captions, starts=starts, maximum_length=maximum_length)
+    return Batch(images, table.batch(range(len(images))), range(len(images)))
 
 
 def records(out: Path) -> list[dict[str, Any]]:

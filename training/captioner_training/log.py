@@ -135,10 +135,11 @@ class Log(Closing):
 
     @contextmanager
     def epoch_bar(self, stage: StageState, *, images: int) -> Iterator[None]:
-        """Show a progress bar of the stage's steps, of `images` images each."""
+        """Log an epoch of a stage; show a bar of the stage's steps, of `images` images each."""
+        self._stage = stage
         began, first = time.monotonic(), self.progress.stage_step
         with progress_bar(
-            self._epoch(stage, self.progress.epoch + 1),
+            self._epoch(self.progress.epoch + 1),
             stage.steps,
             initial=first,
             unit="step",
@@ -149,19 +150,20 @@ class Log(Closing):
         rate = images * (self.progress.stage_step - first) / max(seconds, 1e-9)
         self._timing = {"seconds": round(seconds, 2), "images_per_second": round(rate, 2)}
 
-    def is_due(self, stage: StageState) -> bool:
+    @property
+    def is_due(self) -> bool:
         """Whether the last step is to be logged."""
-        every = min(self.recipe.log_every, max(1, stage.steps // _LINES))
+        every = min(self.recipe.log_every, max(1, self._stage.steps // _LINES))
         return self.progress.stage_step % every == 0
 
-    def step(self, values: Mapping[str, Tensor], stage: StageState) -> None:
+    def step(self, values: Mapping[str, Tensor]) -> None:
         """Advance the bar, and log the step if it is due."""
         self._bar.update()
-        if not self.is_due(stage):
+        if not self.is_due:
             return
         named = self.processes.sum_named(values)
         self.check_finite(named)
-        named["learning_rate"] = float(stage.scheduler.get_last_lr()[0])
+        named["learning_rate"] = float(self._stage.scheduler.get_last_lr()[0])
         self._write({"event": "step", **self._place(self.progress.epoch + 1), **named})
         self._bar.set_postfix(loss=f"{named['loss']:.3f}", refresh=False)
 
@@ -181,9 +183,7 @@ class Log(Closing):
         self._write({"event": "origin", "validation": scores})
         self.print(f"before training: {self._scores(scores)}")
 
-    def epoch(
-        self, means: Mapping[str, float], scores: Mapping[str, float], *, stage: StageState
-    ) -> None:
+    def epoch(self, means: Mapping[str, float], scores: Mapping[str, float]) -> None:
         """Log the epoch that just ended and print its scores; `means` are of the training."""
         timing, progress = self._timing, self.progress
         place = self._place(progress.epoch)
@@ -193,10 +193,10 @@ class Log(Closing):
             training = f"reward {means['reward']:.3f}, cross-entropy"
         exact = f"exact {scores['exact']:.1f} %, " if "pointing" in scores else ""
         self.print(
-            f"{self._epoch(stage, progress.epoch)}: {training} {scores['cross_entropy']:.3f} on "
+            f"{self._epoch(progress.epoch)}: {training} {scores['cross_entropy']:.3f} on "
             f"validation, {self._scores(scores)}, {exact}{timing['images_per_second']:.0f} images/s"
         )
-        if stage.is_out_of_patience and progress.stage_step < stage.steps:
+        if self._stage.is_out_of_patience and progress.stage_step < self._stage.steps:
             epochs = counted(progress.epochs_without_improvement, "epoch")
             self.print(f"no better score for {epochs}: the stage ends")
 
@@ -205,9 +205,9 @@ class Log(Closing):
         step, best = self.progress.global_step, self.progress.best
         self._write({"event": "finished", "steps": step, "best": best and best.cider})
 
-    def _epoch(self, stage: StageState, number: int) -> str:
-        stages = len(self.recipe.stages)
-        return f"stage {self.progress.stage + 1}/{stages} epoch {number}/{stage.config.epochs}"
+    def _epoch(self, number: int) -> str:
+        stage, stages = self.progress.stage, self.recipe.stages
+        return f"stage {stage + 1}/{len(stages)} epoch {number}/{stages[stage].epochs}"
 
     def _place(self, epoch: int) -> dict[str, int]:
         progress = self.progress

@@ -55,7 +55,8 @@ class RunFolder:
             recipe = replace(recipe, precision=before.precision if before else default_precision)
         self.recipe = recipe
         if existing and (self.finished or self.best.exists() or self.states()):
-            if before and not self.finished and _is_sampled(existing):
+            is_sampled = before and any(s.get("scheduled_sampling") for s in existing["stages"])
+            if is_sampled and not self.finished:
                 raise ConfigError(
                     f"{out} has a run with scheduled_sampling, which is gone: choose another "
                     f"--out; --weights can name {self.best}"
@@ -191,10 +192,6 @@ def read_recipe(values: Any) -> Recipe | None:
         return TypeAdapter(Recipe).validate_python(current)
     except (ValidationError, ConfigError, AttributeError, KeyError, TypeError):
         return None
-
-
-def _is_sampled(values: Mapping[str, Any]) -> bool:
-    return any(stage.get("scheduled_sampling") for stage in values["stages"])
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:

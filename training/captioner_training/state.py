@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -243,18 +242,17 @@ def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
 
 def build_scheduler(optimizer: AdamW, stage: Stage, *, steps: int, step: int = 0) -> LambdaLR:
     """Return the schedule of a stage after `step` steps: linear warm-up, then half a cosine."""
-    rate = partial(warmup_cosine, steps=steps, warmup=min(stage.warmup, steps // 2))
+    warmup, floor = min(stage.warmup, steps // 2), 0.01
+
+    def share(step: int) -> float:  # of the peak learning rate
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
-    return LambdaLR(optimizer, rate, last_epoch=step - 1)
-
-
-def warmup_cosine(step: int, *, steps: int, warmup: int, floor: float = 0.01) -> float:
-    """Return the share of the peak learning rate at a step, counted from 0."""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    return LambdaLR(optimizer, share, last_epoch=step - 1)
 
 
 class AveragedWeights:

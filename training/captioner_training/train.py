@@ -116,7 +116,10 @@ class Run:
         saved = folder.load(digest=digest)
         if folder.finished:
             return None
-        captions = corpus.table(maximum_length=recipe.data.maximum_length, device=device)
+        longest = recipe.data.maximum_length
+        captions = CaptionTable.of(
+            corpus.train, corpus.vocabulary, maximum_length=longest, device=device
+        )
         for number in range(len(recipe.stages)):
             stage_sampler(recipe, number, captions, processes)  # checks the batch size
         objectives = [stage_objectives(recipe, stage, corpus) for stage in recipe.stages]
@@ -206,8 +209,8 @@ class Run:
             for parts in left:
                 values = step(parts)
                 stage.count_step(values)
-                self.log.step(values, stage)
-                self._save_if_due(stage)
+                self.log.step(values)
+                self._save_if_due()
         sums = self.processes.sum_named(stage.sums)
         means = {name: value / max(1, progress.step) for name, value in sums.items()}
         self.log.check_finite(means)
@@ -218,7 +221,7 @@ class Run:
                 has_cider=len(self.corpus.validation) >= MIN_IMAGES,
             )
             self._keep_checkpoint(scores, best=best)
-        self.log.epoch(means, scores, stage=stage)
+        self.log.epoch(means, scores)
         if not stage.is_over:
             self._stop_if_requested()
             self._save()
@@ -329,10 +332,10 @@ class Run:
             generation=self.recipe.generation,
         )
 
-    def _save_if_due(self, stage: StageState) -> None:
+    def _save_if_due(self) -> None:
         """Save a state if it is time; stop if a signal arrived."""
         # Several processes agree on signals and time only at steps where they communicate anyway.
-        if self.processes.world == 1 or self.log.is_due(stage):
+        if self.processes.world == 1 or self.log.is_due:
             self._stop_if_requested()
             overdue = time.monotonic() - self.saved_at > 60 * self.recipe.save_every_minutes
             if self.processes.broadcast(overdue):

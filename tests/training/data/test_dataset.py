@@ -21,7 +21,7 @@ from captioner.photos.transform import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
 from captioner_training.data import pixels as loader_module
 from captioner_training.data.batches import BucketSampler, StageBatches, StageImages, stage_sampler
-from captioner_training.data.captions import CaptionTable, collate
+from captioner_training.data.captions import CaptionTable
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.pixels import ImageDataset, split_loader
 from captioner_training.data.reading import read_coco, read_dataset
@@ -151,8 +151,9 @@ def test_mirroring_knows_left_from_right(data: Path) -> None:
 
 
 def test_batches_are_framed_and_padded() -> None:
-    tokens = collate([[[7, 8, 9], [9]], [[4, 5, 6, 7]]], starts=[START] * 2, maximum_length=3)
-    assert tokens.tolist() == [
+    captions = [[[7, 8, 9], [9]], [[4, 5, 6, 7]]]
+    table = CaptionTable(captions, starts=[START] * 2, maximum_length=3)
+    assert table.batch([0, 1]).tolist() == [
         [[START, 7, 8, 9, END], [START, 9, END, PAD, PAD]],
         # Cut: the model must not learn to end there.
         [[START, 4, 5, 6, PAD], [PAD, PAD, PAD, PAD, PAD]],

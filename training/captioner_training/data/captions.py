@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,6 +60,14 @@ class CaptionTable:
         self._tokens = torch.from_numpy(tokens).to(device)
         self.starts = torch.tensor(starts, device=device)
 
+    @classmethod
+    def of(
+        cls, images: Iterable[CaptionedImage], vocabulary: Vocabulary, **options: Any
+    ) -> CaptionTable:
+        """Encode the captions of images; `options` are those of the constructor."""
+        captions = [[vocabulary.encode(words) for words in image.words] for image in images]
+        return cls(captions, starts=starts_of(images, vocabulary), **options)
+
     @property
     def device(self) -> str:
         """The type of the tensor's device, such as "cpu"."""
@@ -90,25 +99,10 @@ class CaptionTable:
         return torch.cat([first.unsqueeze(-1), tokens], dim=-1)
 
 
-def collate(
-    captions: Sequence[Sequence[Sequence[int]]], *, starts: Sequence[int], maximum_length: int
-) -> Tensor:
-    """Return the tokens (B, K, T + 1) of all captions of B images; see CaptionTable."""
-    table = CaptionTable(captions, starts=starts, maximum_length=maximum_length)
-    return table.batch(range(len(captions)))
-
-
 def starts_of(images: Iterable[CaptionedImage], vocabulary: Vocabulary) -> list[int]:
     """Return the start token of each image's style; unknown styles have the default token."""
     starts = {style: vocabulary.start(style) for style in ("", *vocabulary.styles)}
     return [starts.get(image.style, starts[""]) for image in images]
-
-
-def encode_captions(
-    images: Iterable[CaptionedImage], vocabulary: Vocabulary
-) -> list[list[list[int]]]:
-    """Return the captions of each image as word numbers."""
-    return [[vocabulary.encode(words) for words in image.words] for image in images]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +112,6 @@ class Corpus:
     train: list[CaptionedImage]
     validation: list[CaptionedImage]
     vocabulary: Vocabulary
-
-    def table(self, *, maximum_length: int, device: torch.device | None = None) -> CaptionTable:
-        """Return the training captions as a tensor; see CaptionTable."""
-        return CaptionTable(
-            encode_captions(self.train, self.vocabulary),
-            starts=starts_of(self.train, self.vocabulary),
-            maximum_length=maximum_length,
-            device=device,
-        )
 
     def digest(self) -> str:
         """Return a hash of images, captions and vocabulary; it does not depend on paths."""

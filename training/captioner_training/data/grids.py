@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -84,30 +84,21 @@ class CachedGrids:
         processes.main_alone(make)
         if mine := missing[processes.rank :: processes.world]:
             ready = prepare_encoder(copy.deepcopy(encoder), device=processes.device, dtype=dtype)
-            grids._write(mine, ready, images, transform, processes=processes, workers=workers)
+            size = grids._per_file
+            part = [image for n in mine for image in images[n * size : (n + 1) * size]]
+            loader = split_loader(part, transform, workers=workers, batch_size=_BATCH)
+            encoded = _encode(ready, loader, transform, processes.device)
+            grids._write(mine, encoded, quiet=not processes.main)
         processes.wait()
         return grids
 
-    def _write(
-        self,
-        files: Sequence[int],
-        encoder: Encoder,
-        images: Sequence[CaptionedImage],
-        transform: Transform,
-        *,
-        processes: Processes,
-        workers: Workers,
-    ) -> None:
-        """Encode the images of some files. A file gets its name only when it is complete."""
-        shares = [images[n * self._per_file : (n + 1) * self._per_file] for n in files]
-        images = [*chain.from_iterable(shares)]
-        loader = split_loader(images, transform, workers=workers, batch_size=_BATCH)
-        grids = _encode(encoder, loader, transform, processes.device)
-        quiet = not processes.main
-        with progress_bar("encoding", len(images), quiet=quiet, leave=False) as bar:
-            for number, share in zip(files, shares, strict=True):
+    def _write(self, files: Sequence[int], grids: Iterator[Tensor], *, quiet: bool) -> None:
+        """Write some files. A file gets its name only when it is complete."""
+        sizes = [min(self._per_file, len(self) - n * self._per_file) for n in files]
+        with progress_bar("encoding", sum(sizes), quiet=quiet, leave=False) as bar:
+            for number, size in zip(files, sizes, strict=True):
                 with replace_file(self._paths[number]) as file:
-                    for batch in islice(grids, -(-len(share) // _BATCH)):
+                    for batch in islice(grids, -(-size // _BATCH)):
                         file.write(batch.numpy().tobytes())
                         bar.update(len(batch))
 

@@ -25,7 +25,7 @@ from captioner.captioner import Captioner
 from captioner.model.decoder import Decoder
 from captioner.model.encoder import Grid
 from captioner.vocabulary import PAD, Vocabulary
-from captioner_training.data.captions import collate, encode_captions, starts_of
+from captioner_training.data.captions import CaptionTable
 from captioner_training.data.images import Captioned, CaptionedImage
 from captioner_training.evaluation.bootstrap import mean_table, summary
 
@@ -63,11 +63,8 @@ def force_references(
 
     References of more than `maximum_length` words are truncated. `grid` has the grids of `images`.
     """
-    tokens = collate(
-        encode_captions(images, vocabulary),
-        starts=starts_of(images, vocabulary),
-        maximum_length=maximum_length,
-    ).to(grid.features.device)
+    table = CaptionTable.of(images, vocabulary, maximum_length=maximum_length)
+    tokens = table.batch(range(len(images))).to(grid.features.device)
     targets = tokens[..., 1:]
     real = targets != PAD
     with autocast:

@@ -67,9 +67,7 @@ class CiderD:
         )
         tokens = self._pad([words for references in corpus for words in references])
         tables = (_table(tokens, image, order) for order in _ORDERS)
-        self._tables = [
-            _Table(table.keys.to(device), table.log_frequency.to(device)) for table in tables
-        ]
+        self._tables = [_Table(*(part.to(device) for part in table)) for table in tables]
 
     def score(
         self, references: Sequence[Sequence[Words]], captions: Sequence[Sequence[Words]]

@@ -50,7 +50,8 @@ class SelfCriticalCaptions(SamplingObjective):
         self.maximum_length = config.maximum_length or maximum_length
         self._references = [[(*words, _END) for words in captions] for captions in references]
         self._never = torch.tensor([*vocabulary.never_generated, UNK])
-        self._reward: _Reward | None = None
+        self._cider: CiderD | None = None
+        self._numbers: Tensor
         self._graphs = CudaGraphs()
 
     @classmethod
@@ -105,35 +106,15 @@ class SelfCriticalCaptions(SamplingObjective):
 
     def rewards(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the CIDEr-D (B, K) of captions (B, K, T) of the images at positions (B,)."""
-        if self._reward is None or self._reward.numbers.device != tokens.device:
-            self._reward = _Reward(self._references, self.vocabulary, device=tokens.device)
-        return self._reward.score(tokens, positions)
-
-
-class _Reward:
-    """CIDEr-D of tokens, on their device.
-
-    Attributes:
-        numbers: (V,), the word number in `cider` of every token, -1 for <pad>.
-        references: (N, R, T), the references of the training images as word numbers in `cider`.
-    """
-
-    def __init__(
-        self,
-        references: Sequence[Sequence[Sequence[str]]],
-        vocabulary: Vocabulary,
-        *,
-        device: torch.device,
-    ) -> None:
-        self.cider = CiderD(references, device=device)
-        numbers = self.cider.number([[vocabulary.words]])[0, 0]
-        numbers[PAD] = -1
-        self.numbers = numbers.to(device)
-        self.references = self.cider.number(references).int().to(device)
-
-    def score(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        captions = self.numbers[tokens[..., 1:]]
-        rewards = self.cider.compare(captions, self.references[positions]).float()
+        if self._cider is None or self._numbers.device != tokens.device:
+            self._cider = CiderD(self._references, device=tokens.device)
+            # Word numbers of CiderD: of every token, (V,), and of the references, (N, R, T).
+            numbers = self._cider.number([[self.vocabulary.words]])[0, 0]
+            numbers[PAD] = -1
+            self._numbers = numbers.to(tokens.device)
+            self._numbered = self._cider.number(self._references).int().to(tokens.device)
+        captions = self._numbers[tokens[..., 1:]]
+        rewards = self._cider.compare(captions, self._numbered[positions]).float()
         return rewards.to(tokens.device)
 
 

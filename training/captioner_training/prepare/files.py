@@ -269,7 +269,7 @@ class ImageFiles:
         parents = [folder for folder in self._folders if folder in path.parents]
         if name.startswith("/") and parents:
             name = path.relative_to(parents[0]).as_posix()
-        if not name.startswith("/") and (split := split_in_folders(name)):
+        if split := split_in_folders(name):
             return split
         if not image.location.is_loose:
             return split_in_stem(path.stem)

@@ -58,8 +58,10 @@ def select(
     images = list(_unique(listed, problems))
     found = _find(images, files, problems)
     for at, place in found.items():
-        split = images[at].split or _split_in_name(images[at].file_name) or files.split_of(place)
-        images[at] = images[at]._replace(location=place.location, split=split or "")
+        image = images[at]
+        in_name = split_in_folders(to_posix(image.file_name))
+        split = image.split or in_name or files.split_of(place) or ""
+        images[at] = image._replace(location=place.location, split=split)
     places = [*found]
     groups = [
         [places[index] for index in group]
@@ -101,11 +103,6 @@ def _split_name(name: str, file_name: str) -> str:
     if not re.fullmatch(r"[a-z0-9_]+", standard):
         raise DataError(f"{file_name} is in split {name!r}: use names like train, val, test")
     return standard
-
-
-def _split_in_name(file_name: str) -> str | None:
-    name = to_posix(file_name)
-    return None if name.startswith("/") else split_in_folders(name)
 
 
 def _with_words(image: SourceImage, problems: Problems) -> SourceImage:

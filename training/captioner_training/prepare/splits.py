@@ -45,10 +45,13 @@ def split_named(name: str) -> str | None:
 def split_in_folders(path: str) -> str | None:
     """Return the split named by a file's folders; if several are named, the outermost.
 
-    >>> split_in_folders("data/Train/test/1.jpg")
-    'train'
+    The folders of an absolute path may mean anything.
+
+    >>> split_in_folders("data/Train/test/1.jpg"), split_in_folders("/Train/1.jpg")
+    ('train', None)
     """
-    return next(filter(None, map(split_named, path.split("/")[:-1])), None)
+    folders = [] if path.startswith("/") else path.split("/")[:-1]
+    return next(filter(None, map(split_named, folders)), None)
 
 
 def split_in_stem(stem: str) -> str | None:
