@@ -87,10 +87,10 @@ class Checkpoint:
 
         Raises OutputError: the file cannot be written.
         """
-        tensors = {
-            name: tensor.to(dtype if _is_matrix(tensor) else tensor.dtype).cpu().contiguous()
-            for name, tensor in self.model.state_dict().items()
-        }
+        tensors = {}
+        for name, tensor in self.model.state_dict().items():
+            is_matrix = tensor.is_floating_point() and tensor.ndim > 1
+            tensors[name] = tensor.to(dtype if is_matrix else tensor.dtype).cpu().contiguous()
         with replace_file(path) as file:
             file.write(save(tensors, metadata={HEADER_KEY: json.dumps(self._header())}))
 
@@ -114,11 +114,6 @@ class Checkpoint:
             "metrics": dict(self.metrics),
             "generation": asdict(self.generation),
         }
-
-
-def _is_matrix(tensor: Tensor) -> bool:
-    """Whether a tensor is stored in half precision."""
-    return tensor.is_floating_point() and tensor.ndim > 1
 
 
 def digest_tensors(settings: str, tensors: Iterable[Tensor]) -> str:

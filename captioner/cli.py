@@ -25,35 +25,25 @@ from captioner.shared.text import printable
 
 
 class Verb(NamedTuple):
-    """A verb: its module and its line in `captioner --help`."""
+    """A verb, which is a module of PACKAGE.commands: its package and its line in the help."""
 
-    module: str
+    package: str
     summary: str
     takes_fields: bool = False  # accepts `--any.field value`
 
 
 VERBS = {
-    "caption": Verb("captioner.commands.caption", "caption photos and show where the model looked"),
-    "serve": Verb("captioner_serving.commands.serve", "serve the web page and the HTTP API"),
-    "batch": Verb(
-        "captioner_serving.commands.batch", "caption many photos; resumes after an interruption"
-    ),
-    "convert": Verb(
-        "captioner_serving.commands.convert", "convert the records of a batch to other formats"
-    ),
-    "export": Verb(
-        "captioner_serving.commands.export", "export a model to a folder that needs no PyTorch"
-    ),
-    "prepare": Verb("captioner_training.commands.prepare", "prepare a data set for training"),
-    "train": Verb(
-        "captioner_training.commands.train", "train a model from a recipe", takes_fields=True
-    ),
-    "evaluate": Verb(
-        "captioner_training.commands.evaluate", "score a checkpoint on a captioned split"
-    ),
-    "average": Verb("captioner_training.commands.average", "average the weights of checkpoints"),
-    "trust": Verb("captioner_training.commands.trust", "fit the trust of a checkpoint"),
-    "push": Verb("captioner_training.commands.push", "upload a checkpoint to the Hugging Face Hub"),
+    "caption": Verb("captioner", "caption photos and show where the model looked"),
+    "serve": Verb("captioner_serving", "serve the web page and the HTTP API"),
+    "batch": Verb("captioner_serving", "caption many photos; resumes after an interruption"),
+    "convert": Verb("captioner_serving", "convert the records of a batch to other formats"),
+    "export": Verb("captioner_serving", "export a model to a folder that needs no PyTorch"),
+    "prepare": Verb("captioner_training", "prepare a data set for training"),
+    "train": Verb("captioner_training", "train a model from a recipe", takes_fields=True),
+    "evaluate": Verb("captioner_training", "score a checkpoint on a captioned split"),
+    "average": Verb("captioner_training", "average the weights of checkpoints"),
+    "trust": Verb("captioner_training", "fit the trust of a checkpoint"),
+    "push": Verb("captioner_training", "upload a checkpoint to the Hugging Face Hub"),
 }
 
 
@@ -137,7 +127,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _run(name: str, *arguments: str) -> int:
-    verb = import_module(VERBS[name].module)
+    verb = import_module(f"{VERBS[name].package}.commands.{name}")
     parser = _Parser(
         prog=f"captioner {name}",
         description=verb.HELP,

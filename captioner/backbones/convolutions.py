@@ -34,14 +34,9 @@ class SameConv2d(nn.Conv2d):
         self.sampling = conv.stride[0]  # the stride before `halve_stride`
 
     def forward(self, input: Tensor) -> Tensor:
-        """Pad, then convolve."""
-        return super().forward(self.pad(input))
-
-    def pad(self, maps: Tensor) -> Tensor:
-        """Pad maps (B, C, H, W)."""
-        top, bottom = self._padding(maps.shape[-2])
-        left, right = self._padding(maps.shape[-1])
-        return F.pad(maps, (left, right, top, bottom))
+        """Pad (B, C, H, W), then convolve."""
+        rows, columns = map(self._padding, input.shape[-2:])
+        return super().forward(F.pad(input, (*columns, *rows)))
 
     def _padding(self, size: int) -> tuple[int, int]:
         reach = self.kernel_size[0] - 1

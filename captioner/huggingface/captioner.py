@@ -36,7 +36,7 @@ from captioner.generation.sampling import filter_top
 from captioner.huggingface.models import FAMILIES, EncodedImages, load_model
 from captioner.model.encoder import Grid
 from captioner.photos.transform import Transform
-from captioner.trust.trust import Trust, trust_file
+from captioner.trust.trust import Trust
 from captioner.vocabulary import Vocabulary
 
 _LAYERS = 3  # the last ones, whose attention is averaged
@@ -61,6 +61,8 @@ class HuggingFaceCaptioner(Captioner):
 
     Raises DeviceError, ConfigError and the exceptions of `load_model`.
     """
+
+    source: str
 
     def __init__(self, name: str, **options: Unpack[MachineOptions]) -> None:
         self._use_machine(**options)
@@ -91,9 +93,8 @@ class HuggingFaceCaptioner(Captioner):
     def load(cls, name: str, **options: Any) -> HuggingFaceCaptioner:
         """Load a model and, if there is one, its trust file; arguments as for the class."""
         captioner = cls(name, **options)
-        file = trust_file(captioner.source or name)
-        if file.is_file():
-            captioner.use_trust(Trust.read(file, digest=lambda: captioner.fingerprint))
+        trust = Trust.for_checkpoint(captioner.source, digest=lambda: captioner.fingerprint)
+        captioner.use_trust(trust)
         return captioner
 
     def use_trust(self, trust: Trust | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
@@ -169,18 +169,16 @@ def _silence() -> Iterator[None]:
 
     hub: Any = import_module("huggingface_hub.utils")
 
-    with _quiet:
-        level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-        hub_had_bars = not hub.are_progress_bars_disabled()
+    with _quiet, ExitStack() as stack:
+        # Restored last, because transformers changes this setting with its own.
+        had_bars = not hub.are_progress_bars_disabled()
+        stack.callback(hub.enable_progress_bars if had_bars else hub.disable_progress_bars)
+        if logging.is_progress_bar_enabled():
+            stack.callback(logging.enable_progress_bar)
+        stack.callback(logging.set_verbosity, logging.get_verbosity())
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            logging.set_verbosity(level)
-            if had_bars:
-                logging.enable_progress_bar()
-            (hub.enable_progress_bars if hub_had_bars else hub.disable_progress_bars)()
+        yield
 
 
 def _load_parts(folder: Path, kind: str) -> tuple[Any, Any, TransformConfig]:

@@ -20,6 +20,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -127,12 +128,6 @@ class Trust:
     consensus: Consensus | None = None
     words: tuple[str, ...] = ()
 
-    def judge(
-        self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
-    ) -> list[list[Judgement]]:
-        """Judge the sentences of B photos; see `assess`."""
-        return self.assess(pooled, beams)[0]
-
     def assess(
         self, pooled: NDArray[Any], beams: Sequence[Sequence[Hypothesis]]
     ) -> tuple[list[list[Judgement]], list[float]]:
@@ -189,24 +184,23 @@ class Trust:
             file.write(save(tensors, metadata={_KEY: json.dumps(header)}))
 
     @classmethod
-    def for_checkpoint(cls, path: str | os.PathLike[str]) -> Trust | None:
-        """Read the trust file beside a checkpoint.
+    def for_checkpoint(
+        cls, checkpoint: str | os.PathLike[str], *, digest: Callable[[], str] | None = None
+    ) -> Trust | None:
+        """Read the trust file of a checkpoint.
 
-        Returns None if there is no such file, or if it belongs to other weights.
+        Args:
+            checkpoint: as for `trust_file`.
+            digest: digests the weights; None: `digest_weights` of the file.
 
-        Raises CheckpointFormatError: the file is damaged.
+        Returns None if there is no trust file, or if it belongs to other weights.
+
+        Raises CheckpointFormatError: the trust file is damaged.
         """
-        checkpoint, path = checkpoint_file(path), trust_file(path)
+        path = trust_file(checkpoint)
         if not path.is_file():
             return None
-        return cls.read(path, digest=lambda: digest_weights(checkpoint))
-
-    @classmethod
-    def read(cls, path: Path, *, digest: Callable[[], str]) -> Trust | None:
-        """Read a trust file; return None unless it belongs to weights with this digest.
-
-        Raises CheckpointFormatError: the file is damaged.
-        """
+        digest = digest or partial(digest_weights, checkpoint_file(checkpoint))
         try:
             with safe_open(path, framework="np") as file:
                 header = json.loads((file.metadata() or {})[_KEY])

@@ -42,7 +42,7 @@ def test_trust_is_the_logistic_of_three_logarithms() -> None:
     )
     logs = torch.tensor([0.9, 0.6, 0.5, 0.8]).log()
     made = [[Hypothesis([4, 5, 6], 0.0, logs), Hypothesis([4], 0.0, logs[:2])]]
-    ((judged, empty),) = trust.judge(np.array([[3.0, 1.0]]), made)
+    ((judged, empty),), _ = trust.assess(np.array([[3.0, 1.0]]), made)
     # Of this photo people would say the first kind in 0.1 + 0.5 * (3 - 2), the second in
     # 0.2 - 0.25 of the cases, which counts as a thousandth.
     logits = [
@@ -57,7 +57,7 @@ def test_trust_is_the_logistic_of_three_logarithms() -> None:
     # Of a picture that is no photo a caption is hardly right, whatever its words say.
     flat = replace(trust.familiarity, spreads=np.array([0.9, 1.9]))
     for spread, most in ((0.5, 0.0), (0.9004, 0.004), (0.92, 1.0)):
-        ((odd, _),) = replace(trust, familiarity=flat).judge(np.array([[3.0, spread]]), made)
+        ((odd, _),), _ = replace(trust, familiarity=flat).assess(np.array([[3.0, spread]]), made)
         assert odd.words == judged.words
         assert odd.caption == pytest.approx(min(judged.caption or 0, most), rel=1e-3)
 
@@ -68,13 +68,13 @@ def test_each_photo_of_a_batch_is_judged_as_alone() -> None:
     sentences = [Hypothesis(tokens, 0.0, torch.zeros(len(tokens) + 1))
                  for tokens in ([4, 5, 6], [], [7], [5, 5, 8, 2], [6, 4])]  # fmt: skip
     beams = [sentences[:2], sentences[2:3], sentences[3:]]
-    together = trust.judge(pooled, beams)
-    alone = [trust.judge(pooled[[at]], [beam])[0] for at, beam in enumerate(beams)]
+    together, _ = trust.assess(pooled, beams)
+    alone = [trust.assess(pooled[[at]], [beam])[0][0] for at, beam in enumerate(beams)]
     for batch, photo in zip(together, alone, strict=True):
         for judged, expected in zip(batch, photo, strict=True):
             assert judged.caption == pytest.approx(expected.caption)
             assert judged.words == pytest.approx(expected.words)
-    same = [trust.judge(pooled[[at]], beams[:1])[0][0].words for at in range(3)]
+    same = [trust.assess(pooled[[at]], beams[:1])[0][0][0].words for at in range(3)]
     assert same[0] != same[1] != same[2]  # photos differ
 
 
@@ -91,7 +91,7 @@ def test_the_first_noun_is_doubtful_below_a_higher_trust(tiny_file: Path) -> Non
     logs = torch.zeros(5)
     beams = [[[5, 6, 7, 8], [5, 7, 8, 6]], [[5, 7, 5, 7], [5, 6, 7, 8]]]
     made = [[Hypothesis(tokens, 0.0, logs) for tokens in beam] for beam in beams]
-    judged = trust.judge(np.zeros((2, 577)), made)
+    judged, _ = trust.assess(np.zeros((2, 577)), made)
     assert [[sentence.subject for sentence in beam] for beam in judged] == [[1, 2], [None, 1]]
     # Words of an open vocabulary that the file does not know are no nouns.
     nouns[-1] = 1
@@ -120,8 +120,7 @@ def test_a_trust_file_belongs_to_one_checkpoint(tiny_file: Path) -> None:
     again = Trust.for_checkpoint(tiny_file)
     means = np.random.default_rng(0).normal(size=(2, 577)).astype(np.float32)
     made = [[Hypothesis([4, 5], 0.0, torch.tensor([-1.0, -2.0, 0.0]))]] * 2
-    assert again is not None and again.judge(means, made) == known.judge(means, made)
-    assert again.familiarity.of(means) == known.familiarity.of(means)
+    assert again is not None and again.assess(means, made) == known.assess(means, made)
     open_words = replace(known, words=("a", "dog", "cat", "runs", "sits", *"bcdef"))
     open_words.save(path)
     again = Trust.for_checkpoint(tiny_file)

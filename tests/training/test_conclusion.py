@@ -187,7 +187,7 @@ def test_enough_photos_fit_a_consensus(
 
     def fit(captioned: list[Captioned], _: object, **known: object) -> Any:
         fitted.update(known, said=[" ".join(one.words) for one in captioned])
-        return SimpleNamespace(judge=lambda pooled, _: [[None] for _ in pooled])
+        return SimpleNamespace(assess=lambda pooled, _: ([[None] for _ in pooled], []))
 
     def measure(captioned: list[Captioned], judged: list[object]) -> None:
         fitted.update(measured=[one.image.name for one in captioned], judged=len(judged))

@@ -122,7 +122,7 @@ def test_mean_trust_is_the_share_that_is_right() -> None:
     with pytest.raises(DataError, match="have 6 content words"):
         fit(split[1:4], pooled[:3])
     trust = fit(split, pooled)
-    judged = [best for (best,) in trust.judge(pooled, [[one.hypothesis] for one in split])]
+    judged = [best for (best,) in trust.assess(pooled, [[one.hypothesis] for one in split])[0]]
     trusts = np.array([one.words[1:] for one in judged], float)
     assert trusts[::3].min() > 0.9 and trusts[1::3].max() < 0.1
     assert trusts.mean() == pytest.approx(0.5, abs=0.01)

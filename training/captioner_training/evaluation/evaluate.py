@@ -253,12 +253,10 @@ def _generate(
         "score": [float(caption.hypothesis.score) for caption in captioned]
     }
     if source.trust is not None:
-        pooled = np.concatenate(parts)
-        judged = [
-            best for (best,) in source.trust.judge(pooled, [[one.hypothesis] for one in captioned])
-        ]
+        beams = [[caption.hypothesis] for caption in captioned]
+        judgements, columns["familiarity"] = source.trust.assess(np.concatenate(parts), beams)
+        judged = [best for (best,) in judgements]
         facts["trust"] = measure_trust(captioned, judged)
-        columns["familiarity"] = source.trust.familiarity.of(pooled)
         columns["trust"] = [judgement.caption for judgement in judged]
     texts = [vocabulary.join(vocabulary.decode(caption.hypothesis.tokens)) for caption in captioned]
     words: Sequence[Words] = [caption.words for caption in captioned]

@@ -107,7 +107,7 @@ def write_trust(
         words=() if is_ours else vocabulary.ordinary_words,
     )
     rest = captioned[1::2]
-    judged = trust.judge(pooled[1::2], [[caption.hypothesis] for caption in rest])
+    judged = trust.assess(pooled[1::2], [[caption.hypothesis] for caption in rest])[0]
     report = {"trust": measure_trust(rest, [best for (best,) in judged])}
     trust.save(trust_file(checkpoint))
     rows = Table.of([""], [report]).rows
@@ -222,7 +222,7 @@ def fit_trust(
         words=words,
     )
     sums, flawless = [], []
-    judgements = trust.judge(pooled, beams)
+    judgements = trust.assess(pooled, beams)[0]
     for caption, (judgement,) in zip(captioned, judgements, strict=True):
         if judgement.caption is not None:
             sums.append([np.log([value for value in judgement.words if value is not None]).sum()])
