@@ -444,7 +444,7 @@ def page(exported: Path, browser: Any) -> Iterator[Any]:
             (route.continue_ if inside else route.abort)()
 
         context = browser.new_context()
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(120_000)
         context.route("**/*", guard)
         tab = context.new_page()
         tab.on("pageerror", lambda error: problems.append(str(error)))
@@ -465,7 +465,7 @@ def test_the_page_captions_in_the_browser(
     Image.fromarray(chance.integers(0, 256, (150, 220, 3), dtype=np.uint8)).save(photo)
     wanted = json.loads(alone(exported, photo, "--json", "--attention").stdout)
     page.set_input_files(".file", photo)
-    page.wait_for_selector(".viewer[data-state=shown]")
+    page.wait_for_selector(".viewer[data-state=shown]:not([data-coming])")
     assert page.locator(".sentence .word").all_inner_texts() == [
         word["word"] for word in wanted["words"]
     ]

@@ -28,9 +28,9 @@ from tests.serving.batch.conftest import Photos, await_records, draw, read_lines
 from tests.serving.batch.test_sources import make_tar
 
 # Every interpreter reads this first. It stands for a hole in a decoder: photos of this size bring
-# it down.
+# it down. Those of the other size wait for a file.
 DECODER_WITH_A_HOLE = """
-import os, signal
+import os, signal, time
 from PIL import ImageFile
 
 sound = ImageFile.ImageFile.load
@@ -38,6 +38,8 @@ sound = ImageFile.ImageFile.load
 def load(self):
     if self.size == (61, 41):
         os.kill(os.getpid(), signal.SIGSEGV)
+    while self.size == (62, 41) and not os.path.exists("KILLED"):
+        time.sleep(0.01)
     return sound(self)
 
 ImageFile.ImageFile.load = load
@@ -62,10 +64,13 @@ def test_actors_that_are_killed_and_photos_that_crash_cost_nothing_else(
     folder, output = photos(200), tmp_path / "c.jsonl"
     (folder / "p050.jpg").write_bytes(b"")
     (folder / "p100.jpg").unlink()
+    draw(150, size=(62, 41)).save(folder / "p150.jpg")
     wanted = list(caption_batch(folder, captioner=tiny))
     draw(100, size=(61, 41)).save(folder / "p100.jpg")
     (tmp_path / "path").mkdir()
-    (tmp_path / "path" / "sitecustomize.py").write_text(DECODER_WITH_A_HOLE)
+    (tmp_path / "path" / "sitecustomize.py").write_text(
+        DECODER_WITH_A_HOLE.replace("KILLED", str(tmp_path / "killed"))
+    )
     options = ("--ray", "local", "--batch-size", "4", "--dtype", "float32", "--quiet")
     command = (sys.executable, "-m", "captioner", "batch", folder, "--output", output, *options)
     path = os.pathsep.join((str(tmp_path / "path"), PATH))
@@ -78,6 +83,7 @@ def test_actors_that_are_killed_and_photos_that_crash_cost_nothing_else(
         try:
             await_records(process, output)
             assert kill_actor(process.pid) and len(output.read_bytes().splitlines()) < 198
+            (tmp_path / "killed").touch()
             _, said = process.communicate()
         finally:
             for member in reversed(list(family(process.pid))):

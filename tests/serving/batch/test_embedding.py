@@ -299,7 +299,7 @@ def test_kill_9_leaves_every_photo_whole_and_a_resume_embeds_the_rest(
     before = read_tree(folder)
     command = (folder, "--output", output, "--sidecar", "xmp", "--embed", "--quiet")
     process = start_batch(*command, environment={"TMPDIR": str(tmp_path)})
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not list(folder.glob("*_original")) and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

@@ -60,7 +60,7 @@ def test_an_interrupted_run_keeps_what_it_has_finished(
     start_batch: Start, photos: Photos, tmp_path: Path, number: signal.Signals
 ) -> None:
     output = tmp_path / "c.jsonl"
-    process = start_batch(photos(200), "--output", output, "--batch-size", 1)
+    process = start_batch(photos(600), "--output", output, "--batch-size", 1)
     await_records(process, output)
     process.send_signal(number)
     _, said = process.communicate(timeout=300)

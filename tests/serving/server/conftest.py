@@ -33,6 +33,7 @@ class Server:
     folder: Path  # its temporary files
     url: str = ""
     lines: list[str] = field(default_factory=list)
+    reader: threading.Thread = field(default_factory=threading.Thread)  # of the lines
 
     def client(self, **options: object) -> httpx.Client:
         # The server has no https, and loading certificates is slow.
@@ -51,7 +52,9 @@ class Server:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(300)
+        self.process.wait(300)
+        self.reader.join(300)
+        return self.process.returncode
 
 
 @contextlib.contextmanager
@@ -73,20 +76,20 @@ def serve(
             if match := re.search(r"page is at (http://\S+)/,", line):
                 server.url = match[1]
 
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
+    server.reader = threading.Thread(target=read, daemon=True)
+    server.reader.start()
     try:
         deadline = time.monotonic() + 300
         while not server.url:
             if process.poll() is not None or time.monotonic() > deadline:
-                reader.join(5)
+                server.reader.join(5)
                 raise RuntimeError("".join(server.lines))
             time.sleep(0.02)
         yield server
     finally:
         process.kill()
         process.wait()
-        reader.join()
+        server.reader.join()
         assert process.stderr is not None
         process.stderr.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -120,7 +119,7 @@ def test_too_much_is_refused_before_it_is_sent(server: Server) -> None:
     with server.client() as client:
         try:
             answer = client.post("/api/caption", content=endless(), headers=MULTIPART)
-        except httpx.WriteError:
+        except httpx.NetworkError:
             return  # the answer came, and the connection was closed, while we were still sending
         assert answer.status_code == 413
 
@@ -135,11 +134,8 @@ def test_headers_without_end_are_refused(server: Server) -> None:
 def test_control_characters_in_paths_are_escaped(server: Server) -> None:
     with server.client() as client:
         assert client.get("/%1b%5b31mred%0acaptioner:").status_code == 404
-    escaped, deadline = r"\x1b[31mred\ncaptioner:", time.monotonic() + 30
-    while "".join(server.lines).count(escaped) < 1 and time.monotonic() < deadline:
-        time.sleep(0.05)  # the line of a request is read after its answer
-    said = "".join(server.lines)
-    assert "\x1b" not in said and said.count(escaped) == 1
+    said = server.said(0, r"\\x1b\[31mred\\ncaptioner:")
+    assert "\x1b" not in said and said.count(r"\x1b[31mred\ncaptioner:") == 1
 
 
 def resident(server: Server) -> int:

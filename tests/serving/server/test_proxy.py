@@ -113,12 +113,12 @@ def connect(url: str, data: bytes = b"", size: int | None = None) -> socket.sock
 def test_slow_heads_bodies_and_silent_connections_are_given_up(client: httpx.Client) -> None:
     url = str(client.base_url)
     body = head(1_000_000).replace(b"/api", b"/captioner/api")
+    started = time.monotonic()
     with ExitStack() as stack:
         peers = [
             stack.enter_context(connect(url, data))
             for data in (b"GET / HTTP/1.1\r\nHost: local", body + bytes(1000), b"")
         ]
-        started = time.monotonic()
         for _ in range(20):  # they keep nobody out meanwhile
             assert client.get("api/health").status_code == 200
         for peer in peers:

@@ -44,7 +44,7 @@ class Model(Captioner):
         assert config is not None
         # A photo is of one grey, by which it is known.
         self.batches.append(([int(one.pixels.max()) for one in images], config, check_attention))
-        assert self.going.wait(60)
+        assert self.going.wait(300)
         return super().caption_prepared(images, config, check_attention=check_attention)
 
 

@@ -121,7 +121,7 @@ class Visit:
 
     def __init__(self, context: Any, url: str, *, script: str = "", **media: Any) -> None:
         self.context = context
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(120_000)
         self.tab = context.new_page()
         kept = {
             "origin": url.removesuffix(GRADIO),
@@ -135,6 +135,7 @@ class Visit:
         self.hosts: set[str | None] = set()
         self.requests: list[str] = []
         self.errors: list[str] = []
+        self.may_fail = False  # requests, which the browser reports
         self.tab.on("request", self._note)
         self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
         self.tab.on("console", self._hear)
@@ -148,7 +149,8 @@ class Visit:
     def _hear(self, said: Any) -> None:
         # The browser reports every status over 399; a photo that fails has one.
         is_refusal = said.location["url"].endswith("/api/caption") and "status of 4" in said.text
-        if said.type == "error" and not is_refusal:
+        is_failure = is_refusal or (self.may_fail and "Failed to load resource" in said.text)
+        if said.type == "error" and not is_failure:
             self.errors.append(said.text)
 
     def _accept(self, dialog: Any) -> None:

@@ -54,4 +54,3 @@ def test_a_pasted_address_is_fetched_by_the_server_alone(
         visit.forget()
         visit.paste(f"{web}/no.jpg")
         assert "status 404" in visit.failure()
-        visit.errors.clear()  # the browser's own, about the status

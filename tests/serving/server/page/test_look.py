@@ -22,6 +22,7 @@ def test_a_phone_needs_no_sideways_scrolling_and_a_finger_hits_everything(phone:
         tab.tap(".take")
     assert camera.value.element.get_attribute("capture") == "environment"
     tab.locator(".word").nth(3).tap()
+    tab.wait_for_selector(".word:nth-child(4)[aria-pressed=true]")
     assert tab.locator(".heat").get_attribute("data-word") == "3"
     width, shown = tab.locator(".heat").evaluate("c => [c.width, c.clientWidth]")
     assert width == pytest.approx(3 * shown, abs=3)  # sharp on a high-density screen

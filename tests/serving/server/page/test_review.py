@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.serving.server.conftest import SAMPLES
-from tests.serving.server.page.conftest import Visit, make_photos
+from tests.serving.server.page.conftest import STORED, Visit, make_photos
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +37,7 @@ def test_a_reload_in_the_middle_of_a_drop_loses_no_photo(visit: Visit, tmp_path:
     visit.wait_until(lambda: visit.store("(store) => store.count()") == 6 and len(held) == 4)
     tab.wait_for_timeout(100)
     assert len(held) == 4  # at a time
+    tab.wait_for_function(STORED)  # or the page asks before it is left
     tab.unroute("**/api/caption")
     tab.reload()
     tab.wait_for_selector(".strip li:nth-child(6)")
@@ -208,7 +209,7 @@ def test_the_list_is_one_stop_and_enter_and_escape_go_to_the_text_and_back(
     tab.keyboard.press("d")  # not while the keys are shown
     assert tab.is_checked(".decorative")
     tab.keyboard.press("Escape")
-    assert not tab.locator(".keys").is_visible()
+    tab.locator(".keys").wait_for(state="hidden")
     tab.keyboard.press("k")
     assert tab.locator(".strip [data-reviewed]").count() == 1  # walking is no review
 
