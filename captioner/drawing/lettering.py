@@ -20,7 +20,6 @@ _FONTS = (
     "wqy-microhei.ttc", "Arial Unicode.ttf", "arial.ttf", "msyh.ttc", "LeelawUI.ttf",
 )  # fmt: skip
 
-_Size = tuple[int, int]
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
@@ -112,7 +111,7 @@ class Text(NamedTuple):
     def draw(
         self,
         sheet: Image.Image,
-        corner: _Size,
+        corner: tuple[int, int],
         *,
         present: int | None = None,
         doubtful: bool = False,

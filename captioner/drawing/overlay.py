@@ -59,7 +59,6 @@ TEXTURE = 0.3
 # The black end of a scale would look like a shadow; the pale end cannot be seen on white.
 _FIRST_COLOR, _LAST_COLOR = 40, 220
 
-
 DEFAULT_STRENGTH = 0.75
 """The default opacity of full heat."""
 
@@ -156,24 +155,16 @@ def attention_density(
 
 
 @cache
-def color_scale(name: str) -> tuple[tuple[int, int, int], ...]:
-    """Return a scale's 256 colours, from no heat to full heat, as (red, green, blue) in 0..255."""
+def color_scale(name: str) -> tuple[tuple[int, ...], ...]:
+    """Return the red, green and blue, 0 to 255, of the heat values 0 to 255."""
     steps = list(pairwise(bytes.fromhex(code) for code in _ANCHORS[name].split()))
     scale = []
-    for level in range(256):
-        position = level / 255 * len(steps)
-        step = min(int(position), len(steps) - 1)
-        part = position - step
-        low, high = steps[step]
-        red, green, blue = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
-        scale.append((red, green, blue))
+    for heat in range(256):
+        level = _FIRST_COLOR + (_LAST_COLOR - _FIRST_COLOR) * heat // 255
+        step, part = divmod(level / 255 * len(steps), 1)
+        low, high = steps[int(step)]
+        scale.append(tuple(round(a + (b - a) * part) for a, b in zip(low, high, strict=True)))
     return tuple(scale)
-
-
-def used_colors(name: str) -> list[tuple[int, int, int]]:
-    """Return the colours of a scale for the heat values 0 to 255."""
-    scale, span = color_scale(name), _LAST_COLOR - _FIRST_COLOR
-    return [scale[_FIRST_COLOR + span * level // 255] for level in range(256)]
 
 
 def drawing_constants() -> dict[str, Any]:
@@ -181,13 +172,9 @@ def drawing_constants() -> dict[str, Any]:
 
     Palettes have six hex digits per level.
     """
-    palettes = {
-        name: "".join(map("{:02x}{:02x}{:02x}".format, *zip(*used_colors(name), strict=True)))
-        for name in _ANCHORS
-    }
     return {
         "colors": list(COLORS),
-        "palettes": palettes,
+        "palettes": {name: b"".join(map(bytes, color_scale(name))).hex() for name in _ANCHORS},
         "default_colors": DEFAULT_COLORS,
         "default_strength": DEFAULT_STRENGTH,
         "full_heat": FULL_HEAT,
@@ -221,8 +208,7 @@ def blend(
         shade = shade.point([round(value * (1 - strength)) for value in range(256)] * 3)
         opacity = [round(255 * (1 - (1 - level / 255) ** 2)) for level in range(256)]
         return Image.composite(photo, shade, heat.point(opacity))
-    palette = used_colors(colors)
-    channels = zip(*palette, strict=True)
+    channels = zip(*color_scale(colors), strict=True)
     tint = Image.merge("RGB", [heat.point(list(channel)) for channel in channels])
     grain = gray.point([round(255 - TEXTURE * (255 - value)) for value in range(256)])
     tint = ImageChops.multiply(tint, grain.convert("RGB"))

@@ -95,21 +95,16 @@ def _grey(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | Non
     if deep.mode == "F":
         scale = 255.0 if high <= 1 else 1.0
         return deep.point(lambda value: value * scale + 0.5).convert("L"), None
-    white = _white(image, high)
+    bits = getattr(image, "tag_v2", {}).get(258)  # TIFF's BitsPerSample
+    white = 4095 if bits == (12,) else 65535
+    if image.mode == "I" and high <= 255:  # Pillow's 32-bit mode, often made from 8 bits
+        white = 255
     levels = [min(255, (value * 510 + white) // (2 * white)) for value in range(65536)]
     grey = deep.point(levels, "L")
     hidden = image.info.get("transparency")
     if not isinstance(hidden, int):
         return grey, None
     return grey, deep.point([255 * (value != hidden) for value in range(65536)], "L")
-
-
-def _white(image: Image.Image, high: float) -> int:
-    """Return the white level of grey integers."""
-    if image.mode == "I" and high <= 255:  # Pillow's 32-bit mode, often made from 8 bits
-        return 255
-    bits = getattr(image, "tag_v2", {}).get(258)  # TIFF's BitsPerSample
-    return 4095 if bits == (12,) else 65535
 
 
 def _is_unused(image: Image.Image) -> bool:

@@ -47,13 +47,17 @@ def replace_file(path: str | os.PathLike[str], *, part: str | None = None) -> It
     temporary = target.with_name(part or new_part())
     with writing(path):
         try:
-            mode = _mode(target)
+            mode = None
+            with suppress(FileNotFoundError):
+                mode = target.stat().st_mode
+            if mode is not None and not stat.S_ISREG(mode):  # a folder, a device or a pipe
+                raise OSError("it is not a file")
             if part is not None:
                 temporary.unlink(missing_ok=True)
             # Not with tempfile, which makes files private to the user.
             with temporary.open("xb") as file:
                 if mode is not None:
-                    temporary.chmod(mode)
+                    temporary.chmod(stat.S_IMODE(mode))
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -146,17 +150,3 @@ def refuse_input(
                 f"{option} {path} would overwrite an input of this command, {name}: "
                 "name another file"
             )
-
-
-def _mode(target: Path) -> int | None:
-    """Return the permissions of a file; None if it does not exist.
-
-    Raises OSError: the target is a folder, a device or a pipe.
-    """
-    try:
-        mode = target.stat().st_mode
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(mode):
-        raise OSError("it is not a file")
-    return stat.S_IMODE(mode)

@@ -15,7 +15,6 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -138,20 +137,12 @@ def read_sheet(source: Source, *, name: str) -> Sheet:
         text, separator, unit = text[line.end() :], line[1], "row"
     else:
         separator, unit = _detect_separator(text), "line"
-    try:
-        with _long_cells():
-            return Sheet(list(_rows(text, separator)), unit, separator)
-    except csv.Error as error:
-        raise DataError(f"{name} cannot be read as a table: {error}") from error
-
-
-@contextmanager
-def _long_cells() -> Iterator[None]:
-    """Lift the limit of the csv module, which is global, for the length of a block."""
-    with _CSV_LIMIT:
+    with _CSV_LIMIT:  # the limit of the csv module is global
         limit = csv.field_size_limit(_LARGEST_CELL)
         try:
-            yield
+            return Sheet(list(_rows(text, separator)), unit, separator)
+        except csv.Error as error:
+            raise DataError(f"{name} cannot be read as a table: {error}") from error
         finally:
             csv.field_size_limit(limit)
 
@@ -330,8 +321,6 @@ def _check_columns(name: str, names: Sequence[str], wanted: Iterable[str] | None
 def _as_text(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, str):
-        return value
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)
