@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageOps
 
+from tests.captioner.pictures import turned
+
 if TYPE_CHECKING:  # a fixture may import this without torch
     from captioner.checkpoint import Checkpoint
 
@@ -58,16 +60,6 @@ CASES = {
     "pad, odd, mirrored": Case("pad", (301, 227), (4, 1), 7),
 }
 """Photos of many shapes and turns, for both kinds of checkpoints that do not squash."""
-
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,  # the camera's, which 6 says to turn back by 270 degrees
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
 
 
 def make_spot_checkpoint(mode: Mode = "crop") -> Checkpoint:
@@ -130,12 +122,7 @@ def spot_photo(size: tuple[int, int], at: Place, exif: int = 1, *, radius: float
     x, y, reach = 4 * at[0], 4 * at[1], 4 * radius
     ImageDraw.Draw(photo).ellipse((x - reach, y - reach, x + reach, y + reach), SPOT)
     photo = photo.resize(size, Image.Resampling.BOX)
-    if exif in _TURNS:
-        photo = photo.transpose(_TURNS[exif])
-    tags = Image.Exif()
-    tags[0x0112] = exif
-    photo.save(buffer := io.BytesIO(), "JPEG", quality=95, subsampling=0, exif=tags)
-    return buffer.getvalue()
+    return turned("JPEG", exif, photo, quality=95, subsampling=0)
 
 
 def cell_centre(mode: Mode, size: tuple[int, int], cell: tuple[int, int]) -> Place:

@@ -130,8 +130,7 @@ class Text(NamedTuple):
                 pill = (x - pad, y - up, x + font.getlength(text) + pad, y + down)
                 if doubtful:
                     dash, width = max(2, round(self.size / 5)), max(1, self.size // 12)
-                    box = (round(pill[0]), round(pill[1]), round(pill[2]), round(pill[3]))
-                    dashed_rectangle(draw, box, _ACCENT, dash=dash, width=width)
+                    dashed_rectangle(draw, pill, _ACCENT, dash=dash, width=width)
                     ink = color
                 else:
                     draw.rounded_rectangle(pill, pad, _ACCENT)
@@ -140,10 +139,10 @@ class Text(NamedTuple):
 
 
 def dashed_rectangle(
-    draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int], color: str, *, dash: int, width: int
+    draw: ImageDraw.ImageDraw, box: Sequence[float], color: str, *, dash: int, width: int
 ) -> None:
     """Draw a dashed outline of a box, inclusive: it marks doubtful words without colour."""
-    left, top, right, bottom = box
+    left, top, right, bottom = map(round, box)
     for x in range(left, right, 2 * dash):
         end = min(x + dash - 1, right)
         draw.rectangle((x, top, end, top + width - 1), color)

@@ -144,8 +144,7 @@ def refuse_input(
     """
     written = identity(path)
     for name in (name for name in inputs if name is not None):
-        inside = Path(path).exists() and Path(name).resolve() in Path(path).resolve().parents
-        if inside or identity(name) & written:
+        if identity(name) & written or (Path(path).exists() and is_inside(path, name)):
             raise ConfigError(
                 f"{option} {path} would overwrite an input of this command, {name}: "
                 "name another file"

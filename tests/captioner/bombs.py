@@ -13,8 +13,6 @@ from PIL import Image
 from tests.captioner import pictures
 from tests.captioner.pictures import HEIC, draw, encode
 
-__all__ = ["MAKERS", "exif", "make"]
-
 
 def exif(
     entries: int = 60_000, size: int = 2_000_000, *, orientation: int = 6, sub: bool = False

@@ -33,7 +33,6 @@ def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 _INVERSE = {
-    1: None,
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -44,13 +43,19 @@ _INVERSE = {
 }
 
 
-def turned(kind: str, orientation: int, **options: Any) -> bytes:
-    """The drawing, stored turned, with the tag that turns it back."""
-    inverse = _INVERSE[orientation]
-    stored = draw() if inverse is None else draw().transpose(inverse)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return encode(stored, kind, exif=exif, **options)
+def exif(orientation: int) -> Image.Exif:
+    """A tag that turns a picture."""
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
+
+
+def turned(kind: str, orientation: int, image: Image.Image | None = None, **options: Any) -> bytes:
+    """A picture, by default the drawing, stored turned, with the tag that turns it back."""
+    stored = image or draw()
+    if orientation in _INVERSE:
+        stored = stored.transpose(_INVERSE[orientation])
+    return encode(stored, kind, exif=exif(orientation), **options)
 
 
 def png(

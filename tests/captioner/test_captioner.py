@@ -33,6 +33,7 @@ from captioner.inference import device
 from captioner.inference.device import best_dtype
 from captioner.model.lstm import LSTMDecoder
 from captioner.photos.open import open_image
+from tests.captioner.pictures import exif
 from tests.conftest import ROOT
 
 SAMPLES = ROOT / "assets" / "samples"
@@ -58,10 +59,8 @@ def test_every_kind_of_source_gives_the_same_caption(captioner: Captioner, photo
 def test_a_photo_that_is_decoded_at_a_reduced_size_keeps_its_own_size(
     captioner: Captioner, tmp_path: Path
 ) -> None:
-    exif = Image.Exif()
-    exif[274] = 6  # turned by 90 degrees
     path = tmp_path / "large.jpg"
-    Image.new("RGB", (2400, 1400), "seagreen").save(path, exif=exif)
+    Image.new("RGB", (2400, 1400), "seagreen").save(path, exif=exif(6))
     caption = captioner.caption(path)
     assert caption.size == (1400, 2400)
     assert caption.attention_map(0).shape == caption.overlay(0).size[::-1] == (2400, 1400)

@@ -11,7 +11,7 @@ from PIL import Image, ImageCms
 
 from captioner.photos import colour
 from captioner.photos.open import open_image
-from tests.captioner.pictures import draw, encode, png, profile
+from tests.captioner.pictures import draw, encode, png, profile, turned
 
 # XYZ of red, green and blue, adapted to D50, as published in the profiles of these spaces.
 SRGB = ((0.43607, 0.22249, 0.01392), (0.38515, 0.71687, 0.09708), (0.14307, 0.06061, 0.71410))
@@ -48,9 +48,7 @@ def test_profiles_apply_to_every_kind_of_source() -> None:
     }
     sources["JPEG"] = encode(red, "JPEG", icc_profile=swapped + bytes(100_000), quality=100)
     sources["16 bit"] = encode(red, "TIFF", icc_profile=swapped)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    sources["turned"] = encode(red, "JPEG", icc_profile=swapped, exif=exif, quality=100)
+    sources["turned"] = turned("JPEG", 6, red, icc_profile=swapped, quality=100)
     in_memory = red.copy()
     in_memory.info["icc_profile"] = swapped
     for name, source in [*sources.items(), ("PIL", in_memory)]:
@@ -125,16 +123,21 @@ NUMBERS = pytest.mark.parametrize(
 UNKNOWN = [((2, 16), (148,) * 3, (255,) * 3), ((11, 18), (191,) * 3, (255,) * 3)]
 
 
+def avif(stored: tuple[int, ...], numbers: tuple[int, int]) -> bytes:
+    """An AVIF of one colour, described by these primaries and this transfer function."""
+    image = Image.new("RGB", (16, 16), stored)
+    head, mark, rest = encode(image, "AVIF", quality=100, subsampling="4:4:4").partition(
+        b"colrnclx"
+    )
+    assert mark
+    return head + mark + b"".join(number.to_bytes(2) for number in numbers) + rest[4:]
+
+
 @pytest.mark.parametrize(("numbers", "stored", "shown"), NUMBERS.args[1] + UNKNOWN)
 def test_numbers_of_an_avif(
     numbers: tuple[int, int], stored: tuple[int, ...], shown: tuple[int, ...]
 ) -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (16, 16), stored).save(file, "AVIF", quality=100, subsampling="4:4:4")
-    head, mark, rest = file.getvalue().partition(b"colrnclx")
-    assert mark
-    data = head + mark + b"".join(n.to_bytes(2) for n in numbers) + rest[4:]
-    np.testing.assert_allclose(np.array(open_image(data))[8, 8], shown, atol=4)
+    np.testing.assert_allclose(np.array(open_image(avif(stored, numbers)))[8, 8], shown, atol=4)
 
 
 @NUMBERS
@@ -161,10 +164,7 @@ def test_the_colours_of_the_primary_item(
     own: tuple[int, int], others: tuple[int, int], shown: int
 ) -> None:
     """A property of another item, such as a gain map, comes first in the file."""
-    file = io.BytesIO()
-    Image.new("RGB", (16, 16), (148, 148, 148)).save(file, "AVIF", quality=100)
-    head, mark, rest = file.getvalue().partition(b"colrnclx")
-    data = bytearray(head + mark + b"".join(number.to_bytes(2) for number in own) + rest[4:])
+    data = bytearray(avif((148, 148, 148), own))
     other = b"colrnclx" + b"".join(number.to_bytes(2) for number in (*others, 6)) + b"\x80"
     box = (4 + len(other)).to_bytes(4) + other
     place = data.index(b"ipco") + 4

@@ -6,7 +6,6 @@ its file there.
 
 from __future__ import annotations
 
-import io
 import random
 import resource
 import subprocess
@@ -20,7 +19,7 @@ from PIL import Image
 
 from captioner.errors import ImageError
 from captioner.photos.open import open_image
-from tests.captioner.pictures import HEIC, profile, turned
+from tests.captioner.pictures import HEIC, encode, profile, turned
 from tests.captioner.test_colour import P3
 from tests.launcher import environment
 
@@ -64,8 +63,7 @@ def encoded(kind: str) -> bytes:
         name, options = "JPEG", {"progressive": True}
     elif compression:
         options = {"compression": {"LZW": "tiff_lzw", "JPEG": "jpeg"}[compression]}
-    image.save(buffer := io.BytesIO(), name, **options)
-    return buffer.getvalue()
+    return encode(image, name, **options)
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:

@@ -23,9 +23,7 @@ from tests.launcher import environment
 
 def jpeg(scans: int, side: int = 64) -> bytes:
     """A progressive JPEG whose last scan comes so many times more."""
-    image = draw(side, side)
-    image.save(buffer := io.BytesIO(), "JPEG", progressive=True, quality=90)
-    data = buffer.getvalue()
+    data = encode(draw(side, side), "JPEG", progressive=True, quality=90)
     begin = data.rindex(b"\xff\xda")
     return data[:begin] + data[begin:-2] * (1 + scans) + b"\xff\xd9"
 

@@ -24,7 +24,7 @@ from captioner.errors import (
     ImageTruncatedError,
 )
 from captioner.photos.open import open_image
-from tests.captioner.pictures import draw, encode, icc, png, turned
+from tests.captioner.pictures import draw, encode, exif, icc, png, turned
 
 FORMATS = ["JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF"]
 LOSSLESS = {"PNG": {}, "BMP": {}, "TIFF": {}, "WEBP": {"lossless": True}}
@@ -194,9 +194,7 @@ def test_the_first_picture_of_a_phone_mpo():
 )
 def test_a_large_jpeg_is_decoded_as_small_as_allowed(size, at_least, decoded):
     for turn, step in ((1, 1), (6, -1)):
-        exif = Image.Exif()
-        exif[0x0112] = turn
-        data = encode(Image.new("RGB", size, RED), "JPEG", exif=exif)
+        data = encode(Image.new("RGB", size, RED), "JPEG", exif=exif(turn))
         picture = open_image(data, at_least=at_least)
         assert (picture.size, picture.info["size"]) == (decoded[::step], size[::step])
         assert picture.getpixel((5, 5))[0] > 240

@@ -20,6 +20,7 @@ from captioner import Captioner, ImageError, ImageNotFoundError, ImageTypeError,
 from captioner.errors import ImageEmptyError, ImageTooLargeError
 from captioner.images import as_source, decode_ahead, is_many, split_batch
 from captioner.photos.open import open_image
+from tests.captioner.pictures import exif
 from tests.web import Handler, hosting
 
 COLORS = np.array([[[255, 0, 0], [0, 128, 0]], [[0, 0, 64], [7, 8, 9]], [[1, 2, 3], [9, 9, 9]]])
@@ -252,10 +253,8 @@ def test_every_kind_of_image_has_the_colours_and_the_box_of_the_file(
     values[30:, 40:] = (250, 160, 10)
     path, turned = tmp_path / "red.png", tmp_path / "turned.png"
     Image.fromarray(values).save(path)
-    exif = Image.Exif()
-    exif[0x0112] = 6
     on_its_side = Image.fromarray(np.rot90(values))
-    on_its_side.save(turned, exif=exif)
+    on_its_side.save(turned, exif=exif(6))
     on_its_side.getexif()[0x0112] = 6
     file = captioner.prepare(path)
     tensor = torch.from_numpy(values).permute(2, 0, 1)

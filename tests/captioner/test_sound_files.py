@@ -17,7 +17,7 @@ from PIL import Image, PngImagePlugin
 from captioner.errors import ImageFormatError, ImageTruncatedError
 from captioner.images import as_source
 from captioner.photos.open import open_image
-from tests.captioner.pictures import draw, encode, png, tiff, turned
+from tests.captioner.pictures import draw, encode, exif, png, tiff, turned
 
 
 def pixels(source: object) -> np.ndarray:
@@ -112,9 +112,7 @@ def test_a_png_is_judged_by_the_checksums_of_its_pixels(mode: str) -> None:
 
 
 def test_exif_after_the_pixels_of_a_png_is_used() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    data = encode(draw(), "PNG", exif=exif)
+    data = encode(draw(), "PNG", exif=exif(6))
     start = data.index(b"eXIf") - 4
     end = start + 12 + int.from_bytes(data[start : start + 4])
     behind = data[:start] + data[end:-12] + data[start:end] + data[-12:]
