@@ -149,15 +149,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         )
         generation = GenerationConfig(**current_settings(header.get("generation", {})))
         vocabulary.start(generation.style)
+        config = ModelConfig(
+            encoder=EncoderConfig(**header["encoder"]), decoder=DecoderConfig(**decoder)
+        )
         return Checkpoint(
-            model=_load_model(
-                ModelConfig(
-                    encoder=EncoderConfig(**header["encoder"]),
-                    decoder=DecoderConfig(**decoder),
-                ),
-                len(vocabulary),
-                path,
-            ),
+            model=_load_model(config, len(vocabulary), path),
             vocabulary=vocabulary,
             transform=TransformConfig(**header["transform"]),
             name=_plain(header["name"]),

@@ -75,12 +75,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
 
-    _GETS: ClassVar[dict[str, str]] = {
+    _ROUTES: ClassVar[dict[str, str]] = {
         r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?": "info",
         r"/api/models/([^/]+/[^/]+)/tree/(.+)": "tree",
         r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)": "file",
-    }
-    _POSTS: ClassVar[dict[str, str]] = {
         r"/api/repos/create": "create",
         r"/api/validate-yaml": "validate",
         r"/api/models/([^/]+/[^/]+)/branch/(.+)": "branch",
@@ -88,22 +86,13 @@ class _Handler(BaseHTTPRequestHandler):
         r"/api/models/([^/]+/[^/]+)/commit/(.+)": "commit",
     }
 
-    def do_GET(self) -> None:
-        self._dispatch(self._GETS)
-
-    def do_HEAD(self) -> None:
-        self._dispatch(self._GETS)
-
-    def do_POST(self) -> None:
-        self._dispatch(self._POSTS)
-
     def log_message(self, *_: object) -> None: ...
 
-    def _dispatch(self, routes: dict[str, str]) -> None:
+    def _dispatch(self) -> None:
         path = urlsplit(self.path).path
         self.server.requests.append(f"{self.command} {path}")
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        for pattern, name in routes.items():
+        for pattern, name in self._ROUTES.items():
             if match := re.fullmatch(pattern, path):
                 parts = [None if part is None else unquote(part) for part in match.groups()]
                 try:
@@ -112,6 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
                     self._answer(refusal.status, refusal.body, refusal.headers)
                 return
         self._answer(404, b"{}", {})
+
+    do_GET = do_HEAD = do_POST = _dispatch  # noqa: N815
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)

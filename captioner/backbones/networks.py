@@ -41,14 +41,13 @@ NETWORKS: dict[str, Callable[[], nn.Sequential]] = {"efficientnet_v2_b0": effici
 """Networks defined in this package by name. Each function returns the stages."""
 
 
-def check_name(name: str) -> None:
-    """Raise ConfigError if no backbone has this name; `build_stages` checks the names of timm."""
-    if name in NETWORKS or name.startswith(_TIMM) or name in (names := encoder_names()):
-        return
-    raise ConfigError(
-        f"encoder name {name!r} is not a supported network of torchvision, timm/NAME or "
-        f"{', '.join(NETWORKS)}{did_you_mean(name, names)}"
-    )
+def name_problems(name: str) -> Iterator[str]:
+    """Yield an error if no backbone has this name; `build_stages` checks the names of timm."""
+    if not (name in NETWORKS or name.startswith(_TIMM) or name in (names := encoder_names())):
+        yield (
+            f"encoder name {name!r} is not a supported network of torchvision, timm/NAME or "
+            f"{', '.join(NETWORKS)}{did_you_mean(name, names)}"
+        )
 
 
 def encoder_names() -> list[str]:

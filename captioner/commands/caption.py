@@ -48,7 +48,6 @@ EXAMPLES = """examples:
 One photo: the caption is printed. Several: one line each, path, tab, caption.
 Folders: captioner batch."""
 
-_UNFAMILIAR = "looks unlike the training photos; check its caption"
 _PICTURES = ("--sheet", "--overlay", "--animation")
 
 
@@ -114,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
                 raise result
             _print(result, arguments)
             if result.is_unfamiliar:
-                _say(f"{photo} {_UNFAMILIAR}")
+                _say(f"{photo} looks unlike the training photos; check its caption")
             if result.doubt:
                 _say(f"{photo}: {result.doubt}")
             if is_drawn:

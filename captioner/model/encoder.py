@@ -6,7 +6,7 @@ image. captioner.backbones.networks lists the networks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -15,7 +15,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from captioner.backbones.networks import build_stages, check_name, no_stage
+from captioner.backbones.networks import build_stages, name_problems, no_stage
 from captioner.errors import ConfigError
 from captioner.shared.settings import EXPLAINED, Positive, check_bounds
 
@@ -43,13 +43,7 @@ class EncoderConfig:
     """Whether x and y are added to each cell's features, for early stages."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, also=self._contradictions())
-
-    def _contradictions(self) -> Iterator[str]:
-        try:
-            check_name(self.name)
-        except ConfigError as error:
-            yield str(error)
+        check_bounds(self, also=name_problems(self.name))
 
 
 class Grid(NamedTuple):

@@ -18,11 +18,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +48,6 @@ DOUBTFUL_SUBJECT = 0.75
 DOUBTFUL_CAPTION = 0.01
 """Captions with less trust get a warning."""
 
-T = TypeVar("T")
-
 _KEY = "trust"
 # Fields whose names in the file are those of version 0.2.
 _NAMES = {
@@ -57,6 +56,7 @@ _NAMES = {
     "coefficients": "slopes",
     "feature_mean": "middle",
 }
+_FIELDS = {stored: field for field, stored in _NAMES.items()}
 # What reading a damaged file may raise.
 _DAMAGE = (SafetensorError, OSError, LookupError, AttributeError, TypeError, ValueError,
            RecursionError)  # fmt: skip
@@ -207,18 +207,22 @@ class Trust:
                 if header["weights"] != digest():
                     return None
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            parts: defaultdict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
             for name, array in tensors.items():
                 if not np.isfinite(array).all():
                     raise ValueError(f"{name} has values that are not finite")
-            has_consensus = any(name.startswith("consensus.") for name in tensors)
+                part, _, stored = name.partition(".")
+                is_float = array.dtype.kind == "f"
+                field = _FIELDS.get(stored, stored)
+                parts[part][field] = array.astype(np.float32) if is_float else array
             trust = cls(
-                familiarity=_read_part(tensors, "familiarity", Familiarity),
-                word_features=_read_part(tensors, "sight", WordFeatures),
+                familiarity=Familiarity(**parts["familiarity"]),
+                word_features=WordFeatures(**parts["sight"]),
                 word=tensors["word"],
                 caption=tensors["caption"],
                 weights=header["weights"],
                 words=tuple(header.get("words", ())),
-                consensus=_read_part(tensors, "consensus", Consensus) if has_consensus else None,
+                consensus=Consensus(**parts["consensus"]) if "consensus" in parts else None,
             )
             _check(trust)
             return trust
@@ -227,18 +231,6 @@ class Trust:
                 f"{path} is damaged or not a trust file ({error}): remove it, or write it "
                 "again with `captioner trust`"
             ) from error
-
-
-def _read_part(tensors: dict[str, NDArray[Any]], name: str, kind: Callable[..., T]) -> T:
-    """Make a part of the trust from its tensors, with floats converted to float32."""
-    fields = {stored: field for field, stored in _NAMES.items()}
-    parts = {}
-    for key, array in tensors.items():
-        part, _, stored = key.partition(".")
-        if part == name:
-            is_float = array.dtype.kind == "f"
-            parts[fields.get(stored, stored)] = array.astype(np.float32) if is_float else array
-    return kind(**parts)
 
 
 def _check(trust: Trust) -> None:
