@@ -40,7 +40,7 @@ def main() -> None:
     )
     positions = random.Random(0).sample(range(len(dataset)), len(dataset))
     order = [positions[at : at + BATCH] for at in range(0, len(positions), BATCH)]
-    source = StageImages(dataset, workers=options.workers, device=torch.device("cpu"))
+    source = StageImages(photos=dataset, workers=options.workers, device=torch.device("cpu"))
     before, started = sum(os.times()[:4]), time.perf_counter()
     with closing(source.batches(order, epoch=1)) as batches:
         for _ in batches:

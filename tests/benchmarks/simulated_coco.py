@@ -14,7 +14,7 @@ import random
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -44,10 +44,11 @@ DISTINCT = 4096  # photos
 CALIBRATED = 16  # photos for the statistics of a random encoder
 
 
+@dataclass(frozen=True, kw_only=True)
 class Repeated(StageImages):
     """The first `count` images in place of any number of images."""
 
-    count = 1
+    count: int
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
         """Yield a tensor for each list of positions."""
@@ -136,19 +137,20 @@ def run_epoch(
         corpus.train[:distinct], transform,
         flip=stage_config.flip, crop=stage_config.crop, seed=recipe.seed,
     )  # fmt: skip
-    images = Repeated(photos, grids, workers=recipe.data.workers, device=device)
-    images.count = distinct
-    if (
-        grids is not None
-        and grids.loaded is not None
-        and (grown := grow(grids.loaded, count)) is not None
-    ):
-        grids.loaded, images.count = grown, count
+    grown = grow(grids.loaded, count) if grids is not None and grids.loaded is not None else None
+    if grids is not None and grown is not None:
+        grids.loaded = grown
+    images = Repeated(
+        photos=photos, grids=grids, workers=recipe.data.workers, device=device,
+        count=distinct if grown is None else count,
+    )  # fmt: skip
     captions = CaptionTable.of(
         corpus.train, corpus.vocabulary, maximum_length=recipe.data.maximum_length, device=device
     )
     sampler = stage_sampler(recipe, 0, captions, processes)
-    batches = StageBatches(recipe, 0, images=images, captions=captions, sampler=sampler)
+    batches = StageBatches(
+        recipe=recipe, stage=stage_config, images=images, captions=captions, sampler=sampler
+    )
     stage = TrainState(model, processes=processes).begin_stage(recipe, steps=batches.steps)
     step = TrainStep(
         stage, recipe, objectives=stage_objectives(recipe, recipe.stages[0], corpus),

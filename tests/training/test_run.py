@@ -420,7 +420,8 @@ def test_tensorboard_reads_the_scalars_of_a_run(place: Path, tmp_path: Path) -> 
     names = set(read.Tags()["scalars"])
     assert {"learning_rate", "validation/CIDEr", "timing/images_per_second"} <= names
     recipe, cpu = load_recipe(str(place / "own.yaml")), Processes(device=torch.device("cpu"))
-    Log(recipe, tmp_path, processes=cpu, progress=progress, tensorboard=True).close()
+    state: Any = SimpleNamespace(processes=cpu, progress=progress)
+    Log(recipe, tmp_path, state=state, tensorboard=True).close()
     assert [event.step for event in read.Reload().Scalars("loss")] == [1, 2]  # resumed from there
 
 

@@ -22,11 +22,11 @@ from captioner.errors import ConfigError
 from captioner.shared.files import writing
 from captioner.shared.text import counted
 from captioner_training.data.captions import OTHER_LANGUAGE, Corpus, unknown_share
-from captioner_training.distributed import Processes, exit_silently, progress_bar
+from captioner_training.distributed import exit_silently, progress_bar
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
 from captioner_training.run_folder import flat
-from captioner_training.state import Progress, StageState, diverged
+from captioner_training.state import StageState, TrainState, diverged
 
 _LINES = 20  # log lines about steps per stage, at least
 
@@ -45,35 +45,29 @@ class Log(Closing):
     """Writes log.jsonl and prints messages, in the main process only.
 
     Apart from `timing`, all runs of a recipe on the same machine write the same records,
-    interrupted or not. When a run resumes, records after the saved `progress` are removed. With
+    interrupted or not. When a run resumes, records after the progress of `state` are removed. With
     `tensorboard`, DIR/tensorboard gets them too.
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        out: Path,
-        *,
-        processes: Processes,
-        progress: Progress,
-        tensorboard: bool = False,
+        self, recipe: Recipe, out: Path, *, state: TrainState, tensorboard: bool = False
     ) -> None:
-        self.recipe, self.processes, self.progress = recipe, processes, progress
+        self.recipe, self.processes, self.progress = recipe, state.processes, state.progress
         self.path = out / "log.jsonl"
         self._events: Any = None  # a SummaryWriter
         self._timing: dict[str, float] = {}  # of the steps of the last epoch
         self._has_cider = True
-        if not processes.main:
+        if not self.processes.main:
             return
         with writing(self.path):
-            keep = progress.log_bytes
+            keep = self.progress.log_bytes
             self._file = self.path.open("r+b" if keep and self.path.exists() else "w+b")
             keep = self._file.read(keep).rfind(b"\n") + 1  # the file may be shorter than log_bytes
             self._file.truncate(keep)
             self._file.seek(keep)
             if tensorboard:
                 self._events = import_tensorboard().SummaryWriter(
-                    str(out / "tensorboard"), purge_step=progress.global_step + 1
+                    str(out / "tensorboard"), purge_step=self.progress.global_step + 1
                 )
 
     def close(self) -> None:

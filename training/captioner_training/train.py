@@ -30,7 +30,7 @@ from captioner.errors import GenerationError
 from captioner.inference.device import best_dtype
 from captioner.model.model import CaptionModel
 from captioner.photos.transform import Transform, TransformConfig
-from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
+from captioner_training.data.batches import BucketSampler, StageBatches, StageImages, stage_sampler
 from captioner_training.data.captions import CaptionTable, Corpus, new_word_nats
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
@@ -91,10 +91,12 @@ class Run:
     """
 
     folder: RunFolder
+    recipe: Recipe
     processes: Processes
     corpus: Corpus
     digest: str
     captions: CaptionTable
+    samplers: list[BucketSampler]
     initial_checkpoint: Checkpoint | None
     objectives: list[dict[str, Objective]]
     state: TrainState
@@ -120,8 +122,8 @@ class Run:
         captions = CaptionTable.of(
             corpus.train, corpus.vocabulary, maximum_length=longest, device=device
         )
-        for number in range(len(recipe.stages)):
-            stage_sampler(recipe, number, captions, processes)  # checks the batch size
+        stages = range(len(recipe.stages))
+        samplers = [stage_sampler(recipe, number, captions, processes) for number in stages]
         objectives = [stage_objectives(recipe, stage, corpus) for stage in recipe.stages]
         model = build_model(recipe, corpus.vocabulary, encoder=encoder, origin=initial)
         if processes.main:
@@ -132,14 +134,10 @@ class Run:
         if saved is not None:
             state.load_state_dict(saved)
         return cls(
-            folder=folder, processes=processes, corpus=corpus, digest=digest, captions=captions,
-            initial_checkpoint=initial, objectives=objectives, state=state,
+            folder=folder, recipe=recipe, processes=processes, corpus=corpus, digest=digest,
+            captions=captions, samplers=samplers, initial_checkpoint=initial,
+            objectives=objectives, state=state,
         )  # fmt: skip
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe of the run."""
-        return self.folder.recipe
 
     def train(self, *, tensorboard: bool) -> None:
         """Run the remaining stages and epochs."""
@@ -148,11 +146,7 @@ class Run:
         self.processes.main_alone(self.folder.begin)
         with (
             Log(
-                self.recipe,
-                self.folder.out,
-                processes=self.processes,
-                progress=progress,
-                tensorboard=tensorboard,
+                self.recipe, self.folder.out, state=self.state, tensorboard=tensorboard
             ) as self.log,
             self.interrupts.handled(),
         ):
@@ -243,11 +237,13 @@ class Run:
         )
         any_style = self.corpus.vocabulary.start(ANY_STYLE) if self.recipe.data.any_style else None
         return StageBatches(
-            self.recipe,
-            number,
-            images=StageImages(photos, grids, workers=self.recipe.data.workers, device=device),
+            recipe=self.recipe,
+            stage=stage,
+            images=StageImages(
+                photos=photos, grids=grids, workers=self.recipe.data.workers, device=device
+            ),
             captions=self.captions,
-            sampler=stage_sampler(self.recipe, number, self.captions, self.processes),
+            sampler=self.samplers[number],
             any_style=any_style,
         )
 

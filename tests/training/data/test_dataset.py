@@ -236,7 +236,9 @@ def test_a_compiled_loss_gets_batches_of_few_shapes(*, compiled: bool) -> None:
     captions = [[[5] * length] * 6 for length in range(1, 9)]
     table = CaptionTable(captions, starts=[START] * 8, maximum_length=9)
     sampler = stage_sampler(recipe, 0, table, Processes(device=torch.device("cpu")))
-    batches = StageBatches(recipe, 0, images=Nothing(), captions=table, sampler=sampler)
+    batches = StageBatches(
+        recipe=recipe, stage=stages[0], images=Nothing(), captions=table, sampler=sampler
+    )
     read = [part for parts in batches.epoch(0, skip=0, max_batches=4) for part in parts]
     # <start>, and up to eight words with <end>.
     longest = {(6, max(part.positions) + 3) for part in read}

@@ -37,6 +37,7 @@ class _Kind(NamedTuple):
 
 
 KINDS = {
+    "coco": _Kind("COCO captions, downloaded", "coco --to ~/coco --year 2017"),
     "folder": _Kind(
         "photos with captions beside them (photo.jpg, photo.txt)",
         "folder photos --to ~/mine --val 0.05 --test 0.05",
@@ -69,29 +70,24 @@ KINDS = {
         "json files in COCO's or Karpathy's format",
     ),
 }
-_WITHOUT_COLUMNS = ("folder", "coco-json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the kinds and their options."""
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-
-    def add_kind(name: str, summary: str, example: str) -> argparse.ArgumentParser:
-        return kinds.add_parser(
+    for name, kind in KINDS.items():
+        subparser = kinds.add_parser(
             name,
-            help=summary,
-            description=f"Prepare {summary}.",
-            epilog=f"example:\n  captioner prepare {example}",
+            help=kind.summary,
+            description=f"Prepare {kind.summary}.",
+            epilog=f"example:\n  captioner prepare {kind.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-
-    coco = add_kind("coco", "COCO captions, downloaded", "coco --to ~/coco --year 2017")
-    _add_coco(coco)
-    _add_common(coco)
-    for name, kind in KINDS.items():
-        subparser = add_kind(name, kind.summary, kind.example)
-        _add_source(subparser, name, kind)
+        if name == "coco":
+            _add_coco(subparser)
+        else:
+            _add_source(subparser, name, kind)
         _add_common(subparser)
 
 
@@ -105,9 +101,10 @@ def _add_coco(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_source(parser: argparse.ArgumentParser, name: str, kind: _Kind) -> None:
+    parser.set_defaults(images=[], image_column=None, caption_column=[], split_column=None)
     add = parser.add_argument
     add("paths", metavar=kind.metavar, nargs="+", help=kind.help)
-    if name not in _WITHOUT_COLUMNS:
+    if name not in ("folder", "coco-json"):
         add("--image-column", metavar="NAME", help="column of file names; default: by its name")
         add("--caption-column", metavar="NAME", action="append", default=[],
             help="column of captions or of lists of captions; may be repeated; "
@@ -185,18 +182,15 @@ def _prepare_source(arguments: argparse.Namespace, options: Options) -> Manifest
 
     shares = {name: getattr(arguments, name) for name in ("val", "test")}
     given = {name: share for name, share in shares.items() if share is not None}
-    columns = Columns()
-    if arguments.kind not in _WITHOUT_COLUMNS:
-        columns = Columns(
-            image=arguments.image_column,
-            captions=tuple(arguments.caption_column),
-            split=arguments.split_column,
-        )
     data = read_source(
         arguments.kind,
         arguments.paths,
-        images=getattr(arguments, "images", ()),
-        columns=columns,
+        images=arguments.images,
+        columns=Columns(
+            image=arguments.image_column,
+            captions=tuple(arguments.caption_column),
+            split=arguments.split_column,
+        ),
         fractions=Fractions(**given) if given else None,
     )
     with claim_folder(options.to) as work:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from captioner_training.data.captions import CaptionTable
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.pixels import ImageDataset, Workers, load_pixels
 from captioner_training.distributed import Processes
-from captioner_training.recipe import Recipe
+from captioner_training.recipe import Recipe, Stage
 
 _POOL = 24  # batches sorted together: more batches save padding, fewer are more random
 
@@ -35,19 +36,14 @@ class Batch(NamedTuple):
     positions: Sequence[int]
 
 
+@dataclass(frozen=True, kw_only=True)
 class StageImages:
     """The training images of a stage: pixels from the loader, or the grids of a frozen encoder."""
 
-    def __init__(
-        self,
-        photos: ImageDataset,
-        grids: CachedGrids | None = None,
-        *,
-        workers: Workers,
-        device: torch.device,
-    ) -> None:
-        self.photos, self.grids = photos, grids
-        self.workers, self.device = workers, device
+    photos: ImageDataset
+    grids: CachedGrids | None = None
+    workers: Workers
+    device: torch.device
 
     def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
         """Yield the images of each list of positions, in order."""
@@ -130,25 +126,19 @@ def stage_sampler(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class StageBatches:
-    """The batches of stage `number`, counted from 0. Each process gets its share of every batch.
+    """The batches of a stage of a recipe. Each process gets its share of every batch.
 
     any_style: the start token of the style `any`; None if `data.any_style` is 0.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        number: int,
-        *,
-        images: StageImages,
-        captions: CaptionTable,
-        sampler: BucketSampler,
-        any_style: int | None = None,
-    ) -> None:
-        self.recipe, self.stage = recipe, recipe.stages[number]
-        self.images, self.captions, self.sampler = images, captions, sampler
-        self.any_style = any_style
+    recipe: Recipe
+    stage: Stage
+    images: StageImages
+    captions: CaptionTable
+    sampler: BucketSampler
+    any_style: int | None = None
 
     @property
     def steps(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tarfile
@@ -35,6 +36,15 @@ class Member(NamedTuple):
     path: Path
     offset: int
     size: int
+
+
+def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> int:
+    """Append a file to a tar file and return the offset of its bytes."""
+    member = tarfile.TarInfo(name)  # time and owner are 0
+    member.size = len(data)
+    offset: int = tar.offset + tarfile.BLOCKSIZE  # short names need one block of header
+    tar.addfile(member, io.BytesIO(data))
+    return offset
 
 
 class ImageStore:

@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from captioner.errors import DataError
-from captioner.shared.files import file_digest
 
 MANIFEST = "manifest.json"
 WORK = ".prepare"  # folder of `captioner prepare` until the data set is complete
@@ -46,12 +45,6 @@ class ShardFile(StoredFile):
     """One tar file."""
 
     images: int
-
-    @classmethod
-    def of(cls, path: Path, *, images: int) -> ShardFile:
-        """Return the size and hash of a tar file."""
-        size, digest = path.stat().st_size, file_digest(path)
-        return cls(file=path.name, images=images, bytes=size, sha256=digest)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakSet
@@ -38,6 +39,7 @@ def _end_workers() -> None:
         batches.close()
 
 
+@dataclass
 class ImageDataset:
     """Pixels (3, S, S) uint8, decoded and augmented in the loader's workers.
 
@@ -46,20 +48,13 @@ class ImageDataset:
     a random crop removes.
     """
 
-    def __init__(
-        self,
-        images: Sequence[CaptionedImage],
-        transform: Transform,
-        *,
-        flip: bool = False,
-        crop: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        self.images = images
-        self.transform = transform
-        self.flip, self.crop = flip, crop
-        self.seed = seed
-        self.epoch = 0
+    images: Sequence[CaptionedImage]
+    transform: Transform
+    _: KW_ONLY
+    flip: bool = False
+    crop: float = 0.0
+    seed: int = 0
+    epoch: int = 0
 
     def __len__(self) -> int:
         return len(self.images)

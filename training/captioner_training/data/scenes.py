@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from PIL import Image, ImageDraw
 
 from captioner.shared.files import replace_file, writing
+from captioner_training.data.images import add_member
 from captioner_training.distributed import progress_bar
 
 Point = tuple[float, float]
@@ -203,7 +204,9 @@ def write_scenes(
                 for key in range(1, count + 1):
                     scene = draw_scene(scene_seed(seed=seed, split=split, index=key - 1))
                     name = f"{split}-{key:06d}.jpg"
-                    _add(tar, name, scene.image)
+                    data = io.BytesIO()
+                    scene.image.save(data, "JPEG", quality=95, subsampling=0)  # clean edges
+                    add_member(tar, name, data.getvalue())
                     images.append({"id": key, "file_name": name, "width": _SIDE, "height": _SIDE})
                     captions.append({"id": key, "image_id": key, "caption": scene.caption})
                     boxes += [
@@ -214,12 +217,12 @@ def write_scenes(
             _replace(folder / f"{split}-00.tar", archive.getvalue())
             head = {"info": {"description": f"Drawn scenes: {split}"}, "images": images}
             categories = [{"id": key, "name": shape} for key, shape in enumerate(SHAPES, 1)]
-            for kind, data in (
+            for kind, content in (
                 ("boxes", {**head, "categories": categories, "annotations": boxes}),
                 ("captions", {**head, "annotations": captions}),
             ):
-                content = json.dumps(data, separators=(",", ":")).encode()
-                _replace(folder / f"{kind}_{split}.json", content)
+                text = json.dumps(content, separators=(",", ":"))
+                _replace(folder / f"{kind}_{split}.json", text.encode())
 
 
 def _annotation(item: SceneObject) -> dict[str, object]:
@@ -227,14 +230,6 @@ def _annotation(item: SceneObject) -> dict[str, object]:
     category = SHAPES.index(item.shape) + 1
     box = [round(x, 2) for x in item.box]
     return {"category_id": category, "bbox": box, "area": area, "iscrowd": 0}
-
-
-def _add(tar: tarfile.TarFile, name: str, image: Image.Image) -> None:
-    image.save(data := io.BytesIO(), format="JPEG", quality=95, subsampling=0)  # edges stay clean
-    member = tarfile.TarInfo(name)  # time and owner are 0
-    member.size = data.tell()
-    data.seek(0)
-    tar.addfile(member, data)
 
 
 def _replace(path: Path, content: bytes) -> None:

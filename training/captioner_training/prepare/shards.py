@@ -31,6 +31,7 @@ from captioner.errors import DataError, ImageError, OutputError
 from captioner.photos.formats import read_header
 from captioner.photos.open import MAX_PIXELS, open_image, orientation
 from captioner.shared.files import file_digest, replace_file
+from captioner_training.data.images import add_member
 from captioner_training.data.manifest import ImageFormat, IndexRow, ShardFile
 from captioner_training.prepare.files import SourceImage, read_location
 
@@ -173,29 +174,21 @@ def write_shard(plan: Plan, results: Iterator[ResizedImage], *, folder: Path) ->
                 height=resized.height,
                 captions=image.captions,
                 shard=plan.number,
-                offset=_add(tar, f"{key}.jpg", resized.jpeg),
+                offset=add_member(tar, f"{key}.jpg", resized.jpeg),
                 size=len(resized.jpeg),
                 licence=image.licence,
             )
-            _add(tar, f"{key}.json", _annotation(row, plan.split))
+            add_member(tar, f"{key}.json", _annotation(row, plan.split))
             rows.append(row)
+    size, digest = (folder / plan.file).stat().st_size, file_digest(folder / plan.file)
     record = Record(
         fingerprint=plan.fingerprint(),
-        shard=ShardFile.of(folder / plan.file, images=len(rows)),
+        shard=ShardFile(file=plan.file, images=len(rows), bytes=size, sha256=digest),
         rows=tuple(rows),
         corrupt=corrupt,
     )
     with replace_file(folder / f"{plan.file}.json") as file:  # last: it marks the shard as finished
         file.write(TypeAdapter(Record).dump_json(record))
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
-    """Append a file and return the offset of its bytes."""
-    member = tarfile.TarInfo(name)  # time and owner are 0
-    member.size = len(data)
-    offset: int = tar.offset + tarfile.BLOCKSIZE  # short names need one block of header
-    tar.addfile(member, io.BytesIO(data))
-    return offset
 
 
 def _annotation(row: IndexRow, split: str) -> bytes:
