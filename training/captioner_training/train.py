@@ -144,12 +144,8 @@ class Run:
         progress, initial = self.state.progress, self.initial_checkpoint
         self.interrupts = Interrupts()
         self.processes.main_alone(self.folder.begin)
-        with (
-            Log(
-                self.recipe, self.folder.out, state=self.state, tensorboard=tensorboard
-            ) as self.log,
-            self.interrupts.handled(),
-        ):
+        self.log = Log(self.recipe, self.folder.out, state=self.state, tensorboard=tensorboard)
+        with self.log, self.interrupts.handled():
             self.log.start(self.corpus, initial)
             try:
                 if initial is not None and progress.initial_score is None:
