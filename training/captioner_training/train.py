@@ -205,12 +205,20 @@ class Run:
         means = {name: value / max(1, progress.step) for name, value in sums.items()}
         self.log.check_finite(means)
         with stage.average.applied():
-            scores = self._validate(grids)
+            checkpoint = Checkpoint(
+                model=self.state.model,
+                vocabulary=self.corpus.vocabulary,
+                transform=self.recipe.transform,
+                name=self.recipe.name,
+                generation=self.recipe.generation,
+            )
+            scores = self._validate(checkpoint, grids)
             best = stage.count_epoch(
                 Score(scores["CIDEr"], scores["cross_entropy"]),
                 has_cider=len(self.corpus.validation) >= MIN_IMAGES,
             )
-            self._keep_checkpoint(scores, best=best)
+            if self.processes.main:
+                self._keep(replace(checkpoint, metrics=scores), best=best)
         self.log.epoch(means, scores)
         if not stage.is_over:
             self._stop_if_requested()
@@ -255,12 +263,12 @@ class Run:
             workers=self.recipe.data.workers,
         )
 
-    def _validate(self, grids: CachedGrids | None) -> dict[str, float]:
+    def _validate(self, checkpoint: Checkpoint, grids: CachedGrids | None) -> dict[str, float]:
         """Score the model on the validation split; its training mode is restored."""
         step, model = self.state.progress.global_step, self.state.model
         training = model.training
         try:
-            scores = self._score(self._checkpoint(), grids)
+            scores = self._score(checkpoint, grids)
         except GenerationError as error:  # the last step may have made weights NaN
             raise diverged(step) from error
         finally:
@@ -301,11 +309,8 @@ class Run:
         self.log.initial(scores)
         self._save()
 
-    def _keep_checkpoint(self, scores: dict[str, float], *, best: bool) -> None:
+    def _keep(self, checkpoint: Checkpoint, *, best: bool) -> None:
         """Write the checkpoint of the epoch. The model must have the averaged weights."""
-        if not self.processes.main:
-            return
-        checkpoint = replace(self._checkpoint(), metrics=scores)
         checkpoint.save(self.folder.last)
         if best:
             checkpoint.save(self.folder.best)
@@ -314,15 +319,6 @@ class Run:
             checkpoint.save(
                 self.folder.epochs / f"{progress.stage + 1}.{progress.epoch}.safetensors"
             )
-
-    def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(
-            model=self.state.model,
-            vocabulary=self.corpus.vocabulary,
-            transform=self.recipe.transform,
-            name=self.recipe.name,
-            generation=self.recipe.generation,
-        )
 
     def _save_if_due(self) -> None:
         """Save a state if it is time; stop if a signal arrived."""

@@ -19,8 +19,7 @@ from captioner.shared.files import file_digest
 from captioner_training.data.scenes import draw_scene
 from captioner_training.prepare import coco
 from captioner_training.prepare.columns import Columns
-from captioner_training.prepare.selection import SourceData
-from captioner_training.prepare.sources import read_source
+from captioner_training.prepare.sources import SourceData, read_source
 from captioner_training.prepare.splits import Fractions
 from tests.launcher import Run
 from tests.training.prepare.layouts import write_photo

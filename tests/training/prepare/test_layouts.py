@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from captioner_training.prepare.selection import SourceData
+from captioner_training.prepare.sources import SourceData
 from tests.training.prepare import layouts
 from tests.training.prepare.conftest import read, write_table
 from tests.training.prepare.layouts import LAYOUTS, ROWS, photo, write_photo

@@ -13,7 +13,7 @@ import pytest
 
 from captioner_training.prepare.files import ImageFiles, SourceImage, equal_images, read_location
 from captioner_training.prepare.problems import Problems
-from captioner_training.prepare.selection import select
+from captioner_training.prepare.sources import select
 from captioner_training.prepare.splits import Fractions
 from tests.training.prepare.conftest import coco_json, read
 from tests.training.prepare.layouts import photo

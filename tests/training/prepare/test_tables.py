@@ -59,24 +59,21 @@ def read(
          {"1.jpg": ("one", "two", "three")}),
         ("sep=\t\na,b\tImage\tCaption\nc,d\t1.jpg\te, f\n", {}, {"1.jpg": ("e, f",)}),
         (f"image,caption\n1.jpg,{'[' * 100_000}\n", {}, {"1.jpg": ("[" * 100_000,)}),
+        # The separator is detected, or given as Excel writes and reads it.
+        *(
+            (f"{head}1.jpg{at}a dog; a cat, both\n2.JPG{at}b\n", columns,
+             {"1.jpg": ("a dog; a cat, both",), "2.JPG": ("b",)})
+            for at in ",;\t|"
+            for head, columns in (
+                (f"Image{at}Caption\n", {}), (f"sep={at}\nDatei{at}Text\n", {"image": "Datei"}),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_text_tables(
     tmp_path: Path, problems: Problems, table: str, columns: dict[str, object], captions: Captions
 ) -> None:
     assert read(tmp_path, table, problems, **columns) == captions
-    assert not problems and not problems.notes()
-
-
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-def test_the_separator_is_detected_or_given(
-    tmp_path: Path, problems: Problems, separator: str
-) -> None:
-    rows = f"1.jpg{separator}a dog; a cat, both\n2.JPG{separator}b\n"
-    wanted = {"1.jpg": ("a dog; a cat, both",), "2.JPG": ("b",)}
-    assert read(tmp_path, f"Image{separator}Caption\n{rows}", problems) == wanted
-    excel = f"sep={separator}\nDatei{separator}Text\n{rows}"  # as Excel writes and reads it
-    assert read(tmp_path, excel, problems, image="Datei") == wanted
     assert not problems and not problems.notes()
 
 

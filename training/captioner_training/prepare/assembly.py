@@ -41,7 +41,6 @@ from captioner_training.data.manifest import (
 )
 from captioner_training.prepare.files import SourceImage
 from captioner_training.prepare.problems import PROBLEMS_FILE
-from captioner_training.prepare.selection import SourceData
 from captioner_training.prepare.shards import (
     Plan,
     is_written,
@@ -49,6 +48,7 @@ from captioner_training.prepare.shards import (
     resize_all,
     write_shard,
 )
+from captioner_training.prepare.sources import SourceData
 from captioner_training.run_folder import lock_folder
 
 SHARD_IMAGES = 2000

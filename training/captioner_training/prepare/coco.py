@@ -24,7 +24,7 @@ from captioner_training.prepare.assembly import (
 from captioner_training.prepare.download import fetch
 from captioner_training.prepare.files import ImageFiles, SourceImage
 from captioner_training.prepare.problems import Problems
-from captioner_training.prepare.selection import SourceData, select
+from captioner_training.prepare.sources import SourceData, select
 from captioner_training.prepare.tables import coco_images
 
 _HOST: Final = "http://images.cocodataset.org"  # its https has a wrong certificate
