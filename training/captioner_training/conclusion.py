@@ -6,9 +6,10 @@ Running the same command again makes the parts that are missing or have failed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +33,6 @@ from captioner_training.recipe import Recipe
 from captioner_training.report.page import write_run
 from captioner_training.run_folder import read_json, write_json
 
-T = TypeVar("T")
-
 _SHOWN = 10  # validation photos in a report, at most
 _MAX_PHOTOS = 20_000  # largest number of training photos to fit trust on
 _ENGLISH = 0.15  # English captions have at least this share of function words
@@ -51,41 +50,40 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
         return
     best, failed = out / "best.safetensors", list[str]()
 
-    def attempt(part: str, work: Callable[[], T]) -> T | None:
+    @contextmanager
+    def attempt(part: str) -> Iterator[None]:
         try:
             with memory_errors():
-                return work()
+                yield
         except CaptionerError as error:
             _print(f"{part}: {error}")
             failed.append(part)
-            return None
 
-    def read() -> Corpus:
+    corpus: Corpus | None = None
+    with attempt("data"):
         origin = load_initial(recipe)
         words = origin.vocabulary if origin else None
-        return read_corpus(recipe, out=out, origin=words, drawn=True)
-
-    corpus = attempt("data", read)
+        corpus = read_corpus(recipe, out=out, origin=words, drawn=True)
     if corpus is None:
         return
-    attempt("trust", lambda: _write_trust(recipe, corpus, best, device=device))
+    with attempt("trust"):
+        _write_trust(recipe, corpus, best, device=device)
     gain, best_at = None, (note.get("progress") or {}).get("best_at")
+    notes: list[str] = []
     if recipe.max_steps is not None:
         notes = ["This was a dry run; its scores mean nothing."]
     elif recipe.weights is not None and best_at is None:
         notes = ["No epoch was better than the original model, so best.safetensors is a copy."]
     else:
-        gain = note.get("gain") or attempt(
-            "gain", lambda: measure_gain(recipe, corpus, best, device=device)
-        )
-        notes = [] if gain is None else [describe_gain(gain)]
+        with attempt("gain"):
+            gain = note.get("gain") or measure_gain(recipe, corpus, best, device=device)
+            notes = [describe_gain(gain)]
     if gain is not None:
         note["gain"] = gain
         write_json(out / "finished.json", note)
     for line in notes:
         _print(f"{line} ({best})")
-
-    def report() -> None:
+    with attempt("report"):
         validation = corpus.validation
         shown = validation[:: -(-len(validation) // _SHOWN)]  # evenly spread over the split
         captioner = Captioner.from_pretrained(best, device=device)
@@ -95,12 +93,10 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
             caption_images(captioner, shown, recipe.generation),
             gain=gain,
             notes=notes,
-            best_at=None if best_at is None else (best_at[0], best_at[1]),
+            best_at=best_at,
             has_cider=len(validation) >= MIN_IMAGES,
         )
         write_json(out / "finished.json", {**note, "concluded": not failed})
-
-    attempt("report", report)
 
 
 def _write_trust(recipe: Recipe, corpus: Corpus, best: Path, *, device: torch.device) -> None:

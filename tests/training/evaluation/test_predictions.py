@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def captions(path: Path, *targets: CaptionedImage) -> Path:
     return write(path, {"images": images, "annotations": notes})
 
 
-def results(path: Path, split: list[CaptionedImage], said: list[str]) -> Path:
+def results(path: Path, split: Sequence[CaptionedImage], said: Sequence[str]) -> Path:
     """Write captions as COCO results."""
     pairs = zip(split, said, strict=True)
     path.write_text(json.dumps([{"image_id": one.id, "caption": text} for one, text in pairs]))
@@ -230,6 +231,7 @@ REFUSED: Refusals = {
     # Nothing is written over but reports.
     f"{PHOTOS} --report mine": (1, "mine/report.html exists and is not a report"),
     f"{PHOTOS} --report other": (1, "other/report.json exists and is"),
+    f"{PHOTOS} --compare other/report.json --report other": (2, "would overwrite an input of this"),
     f"{PHOTOS} --report note.json": (1, "note.json cannot be written: "),
     **{
         f"--captions split.json --score s.json {option}": (2, f"{option.split()[0]} needs a che")

@@ -18,6 +18,8 @@ from captioner_training.report.measures import MEASURES, cell, tables
 from tests import launcher
 from tests.conftest import make_tiny, make_trust
 from tests.launcher import ROOT, Run
+from tests.training.evaluation.test_predictions import captions, results
+from tests.training.evaluation.test_trust import image
 from tests.training.runs import write_split
 
 CAPTIONS = [
@@ -126,12 +128,12 @@ def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Ru
 
 def test_markup_and_control_characters_in_names_and_captions_are_escaped(tmp_path: Path) -> None:
     lively = "<img src=x onerror=alert(1)> \x1b[2J\x9b31m\u202e ![x](http://x/x.png) `a` **b**"
-    names = [f"{n} {lively.replace('/', '')}\x07.jpg" for n in range(4)]
-    images = [{"id": n, "file_name": name} for n, name in enumerate(names)]
-    notes = [{"image_id": n, "caption": f"a dog {lively} \ud800\n"} for n in range(4)]
-    said = [{"image_id": at, "caption": f"the dog {lively} \ud800"} for at in (0, 1, 2, 3, lively)]
-    (tmp_path / "captions.json").write_text(json.dumps({"images": images, "annotations": notes}))
-    (tmp_path / "said <b>.json").write_text(json.dumps(said))
+    split = [
+        image(f"a dog {lively} \ud800\n", id=at, name=f"{at} {lively.replace('/', '')}\x07.jpg")
+        for at in (0, 1, 2, 3, lively)
+    ]
+    captions(tmp_path / "captions.json", *split[:4])
+    results(tmp_path / "said <b>.json", split, [f"the dog {lively} \ud800"] * 5)
     done = launcher.run(
         "evaluate", "--captions", "captions.json", "--score", "said <b>.json", "--report", "report",
         cwd=tmp_path,
@@ -239,15 +241,6 @@ def test_annotated_objects_are_there_whether_people_name_them_or_not(
         found = json.loads(run_main(*command, *more).stdout)["captions"]["hallucination"]
         assert found["CHAIR_i"] == pytest.approx(invented)
         assert (found["mentions"], found["annotated"]) == (10, bool(more))
-
-
-def test_a_report_that_is_compared_is_not_overwritten(evaluated: Evaluated, run_main: Run) -> None:
-    before = (evaluated.report / "report.json").read_bytes()
-    more = ("--compare", evaluated.report / "report.json", "--report", evaluated.report)
-    done = run_main(*evaluated.command(evaluated.captions, *more))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "would overwrite an input of this command" in done.stderr
-    assert (evaluated.report / "report.json").read_bytes() == before
 
 
 def test_the_measures_of_docs_have_the_titles_of_the_table() -> None:

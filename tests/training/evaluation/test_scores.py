@@ -26,6 +26,8 @@ from captioner_training.evaluation.scores import (
 from captioner_training.evaluation.words import hallucination, named_categories, words_of
 from captioner_training.losses.cider import CiderD
 from tests.launcher import Run
+from tests.training.evaluation.test_predictions import captions, results
+from tests.training.evaluation.test_trust import image
 
 WORDS = ["a", "b", "c", "d", "e", "f"]
 COCO = Path(os.environ.get("CAPTIONER_DATA", "nowhere")) / "coco" / "captions_val.json"
@@ -168,28 +170,23 @@ def test_a_crash_of_meteor_affects_only_meteor(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     corpus = ["a dog runs", "a cat", "a dog", "the cat runs", "a man"]
-    content = {
-        "images": [{"id": at, "file_name": f"{at}.jpg"} for at in range(5)],
-        "annotations": [{"image_id": at, "caption": text} for at, text in enumerate(corpus)],
-    }
-    (tmp_path / "captions.json").write_text(json.dumps(content))
-    said = [{"image_id": at, "caption": text} for at, text in enumerate(["a dog runs", "a dog"])]
-    command = ("evaluate", "--captions", tmp_path / "captions.json", "--official", "--score")
-    (tmp_path / "said.json").write_text(json.dumps(said))
-    done = run_main(*command, tmp_path / "said.json", "--json")
+    split = [image(text, id=at, name=f"{at}.jpg") for at, text in enumerate(corpus)]
+    references, said = captions(tmp_path / "captions.json", *split), ["a dog runs", "a dog"]
+    path = results(tmp_path / "said.json", split[:2], said)
+    command = ("evaluate", "--captions", references, "--official", "--score", path)
+    done = run_main(*command, "--json")
     assert done.returncode == 1
     found = json.loads(done.stdout)["pycocoevalcap"]
-    words, captions = [[text.split()] for text in corpus], [["a", "dog", "runs"], ["a", "dog"]]
+    words, tokens = [[text.split()] for text in corpus], [text.split() for text in said]
     alone, wanted = (
-        score_tables(words[:2], captions, corpus=known)["CIDEr"].value() for known in (None, words)
+        score_tables(words[:2], tokens, corpus=known)["CIDEr"].value() for known in (None, words)
     )
     assert found["CIDEr"] == pytest.approx(wanted) != pytest.approx(alone, abs=1)
     assert found["BLEU-1"] == pytest.approx(80)  # of five words one is wrong
     assert "meteor-1.5.jar" in found["METEOR"]["error"]["detail"]
     assert "METEOR" not in found["human"]  # one reference
-    said += [{"image_id": at, "caption": "a cat"} for at in (2, 3, 4)]
-    (tmp_path / "said.json").write_text(json.dumps(said))
-    done = run_main(*command, tmp_path / "said.json", "--report", tmp_path / "report")
+    results(path, split, [*said, *["a cat"] * 3])
+    done = run_main(*command, "--report", tmp_path / "report")
     assert done.returncode == 1 and "METEOR         failed: Java (meteor-1.5.jar)" in done.stdout
     assert "METEOR failed: Java" in (tmp_path / "report" / "report.html").read_text()
 

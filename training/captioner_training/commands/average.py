@@ -22,12 +22,8 @@ All checkpoints must have started from the same weights, and must have the same 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add(
-        "checkpoints",
-        nargs="+",
-        metavar="CHECKPOINT",
-        help="`bundled`, a file, a run folder or USER/MODEL of the Hub",
-    )
+    add("checkpoints", nargs="+", metavar="CHECKPOINT",
+        help="`bundled`, a file, a run folder or USER/MODEL of the Hub")  # fmt: skip
     add("--out", type=Path, required=True, metavar="FILE", help="file to write")
     add("--shares", nargs="+", type=float, metavar="N",
         help="relative weight of each checkpoint; default: equal")  # fmt: skip

@@ -24,11 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a run folder or a file")
-    add(
-        "repository",
-        metavar="USER/MODEL",
-        help="name of the repository, created if it does not exist",
-    )
+    add("repository", metavar="USER/MODEL",
+        help="name of the repository, created if it does not exist")  # fmt: skip
     add("--private", action="store_true", help="make a private repository")
     add("--revision", metavar="BRANCH", help="upload to this branch; default: main")
     add("--dry-run", action="store_true", help="print the card and list the files, upload nothing")

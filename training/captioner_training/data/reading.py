@@ -47,12 +47,13 @@ def read_dataset(folder: Path, *, split: str, words: Words = tokenize) -> list[C
         pattern=folder,
         identity=manifest.identity,
     )
-    return _captioned(rows, store, words)
+    return captioned_images(rows, store, words)
 
 
-def _captioned(
+def captioned_images(
     rows: Sequence[IndexRow | CocoImage], store: ImageStore, words: Words
 ) -> list[CaptionedImage]:
+    """Split the captions of images into words; the images are in a store."""
     return [
         CaptionedImage(
             name=row.file_name,
@@ -86,7 +87,7 @@ def read_coco(
                 f"{captions}: images {problem}: {len(names)} (first: {names[0]}); `captioner "
                 "prepare coco-json --skip-bad` leaves them out"
             )
-    return _captioned(listed, store, words)
+    return captioned_images(listed, store, words)
 
 
 class CocoImage(NamedTuple):

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-_RESAMPLES = 1000
+_RESAMPLES = 1000  # a multiple of _CHUNK
 # Largest number of distinct scores in a ranking. Rounding to them costs less than 1e-4.
 _LEVELS = 256
 _CHUNK = 100  # samples computed at once: 32 MB for COCO's 40,000 images
@@ -87,23 +87,21 @@ def summary(tables: Mapping[str, Table]) -> dict[str, Any]:
 
     Tables must have the same images in the same order.
     """
-    values: dict[str, Any] = {}
-    intervals: dict[str, list[float]] = {}
-    if tables:
-        rows = np.concatenate([table.rows for table in tables.values()], axis=1)
-        images = len(rows)
-        chance = np.random.default_rng(0)
-        parts = [rows.sum(axis=0, keepdims=True)]  # the first row is the sum over all images
-        for first in range(0, _RESAMPLES, _CHUNK):
-            draws = min(_CHUNK, _RESAMPLES - first)
-            times = chance.multinomial(images, np.full(images, 1 / images), size=draws)
-            parts.append(times.astype(np.float64) @ rows)
-        widths = [table.rows.shape[1] for table in tables.values()]
-        sums = np.split(np.concatenate(parts), np.cumsum(widths)[:-1], axis=1)
-        for (name, table), part in zip(tables.items(), sums, strict=True):
-            value, *samples = table.score(part).tolist()
-            values[name] = value
-            intervals[name] = _interval(samples if images > 1 else [])
+    if not tables:
+        return {"intervals": {}}
+    rows = np.concatenate([table.rows for table in tables.values()], axis=1)
+    images = len(rows)
+    chance = np.random.default_rng(0)
+    parts = [rows.sum(axis=0, keepdims=True)]  # the first row is the sum over all images
+    for _ in range(_RESAMPLES // _CHUNK):
+        times = chance.multinomial(images, np.full(images, 1 / images), size=_CHUNK)
+        parts.append(times.astype(np.float64) @ rows)
+    widths = [table.rows.shape[1] for table in tables.values()]
+    sums = np.split(np.concatenate(parts), np.cumsum(widths)[:-1], axis=1)
+    values, intervals = dict[str, Any](), dict[str, list[float]]()
+    for (name, table), part in zip(tables.items(), sums, strict=True):
+        values[name], *samples = table.score(part).tolist()
+        intervals[name] = _interval(samples if images > 1 else [])
     return {**values, "intervals": intervals}
 
 

@@ -14,7 +14,6 @@ from captioner.generation.beam_search import Hypothesis
 from captioner.generation.config import GenerationConfig
 from captioner.generation.generate import generate
 from captioner.inference.decoders import fast_decoder
-from captioner.model.decoder import Decoder
 from captioner.model.encoder import Grid
 from captioner.photos.transform import Transform
 from captioner.vocabulary import Vocabulary
@@ -56,8 +55,8 @@ def caption_images(
             )
             beams = zip(images[len(captioned) :], hypotheses, word_effects, strict=False)
             batch = [
-                _captioned(image, beam[0].copy(), grid, captioner.vocabulary, effects[0])
-                for image, beam, effects in beams
+                _captioned(image, best, grid, captioner.vocabulary, effects)
+                for image, (best, *_), (effects, *_) in beams
             ]
             captioned += batch
             bar.update(len(batch))
@@ -73,12 +72,14 @@ def _captioned(
     vocabulary: Vocabulary,
     effects: Sequence[float] | None = None,
 ) -> Captioned:
+    best = best.copy()  # without the rest of the batch
     attention = best.attention
-    if attention is not None:
-        attention = attention.reshape(-1, grid.rows, grid.columns)
-    words = vocabulary.decode_plain(best.tokens)
     return Captioned(
-        image=image, hypothesis=best, words=words, attention=attention, effects=effects
+        image=image,
+        hypothesis=best,
+        words=vocabulary.decode_plain(best.tokens),
+        attention=None if attention is None else attention.reshape(-1, grid.rows, grid.columns),
+        effects=effects,
     )
 
 
@@ -111,6 +112,7 @@ def validate(
     """
     checkpoint.model.eval()
     decoder = fast_decoder(checkpoint.model.decoder, tables=False)
+    vocabulary, transform = checkpoint.vocabulary, Transform(checkpoint.transform)
     share = range(len(images))[processes.rank :: processes.world]
     full = len(images) // processes.world // BATCH  # full batches of the smallest share
     captioned: list[Captioned] = []
@@ -119,9 +121,18 @@ def validate(
     encoded = _encoded(checkpoint, images, share, autocast=autocast, data=data, grids=grids)
     with tqdm(desc="captions", total=len(share), leave=False, disable=quiet) as bar:
         for number, (batch, grid) in enumerate(encoded, start=1):
-            captioned += _search(checkpoint, decoder, batch, grid, autocast=autocast)
+            starts = starts_of(batch, vocabulary)
+            with autocast:
+                beams = generate(
+                    decoder, grid.features, checkpoint.generation, vocabulary=vocabulary,
+                    starts=starts,
+                )  # fmt: skip
+            captioned += [
+                _captioned(image, best, grid, vocabulary)
+                for image, (best, *_) in zip(batch, beams, strict=True)
+            ]
             forced = force_references(
-                checkpoint.model.decoder, grid, batch, vocabulary=checkpoint.vocabulary,
+                checkpoint.model.decoder, grid, batch, vocabulary=vocabulary,
                 maximum_length=data.maximum_length, autocast=autocast,
             )  # fmt: skip
             losses.append((float(forced.nats().cpu().double().sum()), len(forced.targets)))
@@ -136,7 +147,6 @@ def validate(
         total = sum(nats for nats, _ in all_losses)
         scores["cross_entropy"] = total / sum(tokens for _, tokens in all_losses)
         if boxes is not None:
-            transform = Transform(checkpoint.transform)
             scores["pointing"] = scene_pointing(whole, boxes=boxes, transform=transform)
     return processes.broadcast(scores)
 
@@ -166,26 +176,6 @@ def _encoded(
         with autocast:
             grid = model.encode(transform.normalize(pixels.to(device)))
         yield batch, grid
-
-
-def _search(
-    checkpoint: Checkpoint,
-    decoder: Decoder,
-    images: Sequence[CaptionedImage],
-    grid: Grid,
-    *,
-    autocast: torch.autocast,
-) -> list[Captioned]:
-    vocabulary = checkpoint.vocabulary
-    starts = starts_of(images, vocabulary)
-    with autocast:
-        beams = generate(
-            decoder, grid.features, checkpoint.generation, vocabulary=vocabulary, starts=starts
-        )
-    return [
-        _captioned(image, best.copy(), grid, vocabulary)
-        for image, (best, *_) in zip(images, beams, strict=True)
-    ]
 
 
 def _gather(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from captioner.errors import DataError
 from captioner_training.data.images import Captioned
 from captioner_training.evaluation.bootstrap import mean_table, summary
@@ -35,6 +33,6 @@ def measure_deletion(captioned: Sequence[Captioned]) -> dict[str, object]:
         ]
         counts = list(map(len, effects))
         if sum(counts):
-            table = mean_table(np.array(list(map(sum, effects))), counts)
+            table = mean_table(list(map(sum, effects)), counts)
             kinds[kind] = {"words": sum(counts), **summary({"effect": table})}
     return kinds

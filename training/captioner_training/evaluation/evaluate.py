@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -176,8 +177,8 @@ def measure(
     }
     if options.official:
         texts, known = ([image.captions for image in part] for part in (captions.images, images))
-        official = partial(official_scores, texts, captions.texts, corpus=known)
-        add_measure(report, "pycocoevalcap", official)
+        with _measuring(report, "pycocoevalcap"):
+            report["pycocoevalcap"] = official_scores(texts, captions.texts, corpus=known)
 
     objects = None
     if boxes is not None:
@@ -190,10 +191,12 @@ def measure(
     if captions.captioned and boxes is not None:
         is_person = {boxed.category == PERSON for found in boxes.values() for boxed in found}
         for people in sorted(is_person, reverse=True):
-            grounding = partial(measure_grounding, captions.captioned, boxes, people=people)
-            add_measure(report, "person_boxes" if people else "object_boxes", grounding)
+            name = "person_boxes" if people else "object_boxes"
+            with _measuring(report, name):
+                report[name] = measure_grounding(captions.captioned, boxes, people=people)
     if options.deletion:
-        add_measure(report, "deletion", partial(measure_deletion, captions.captioned))
+        with _measuring(report, "deletion"):
+            report["deletion"] = measure_deletion(captions.captioned)
     return Evaluation(
         report=report,
         rows=_rows(captions, tables),
@@ -248,7 +251,7 @@ def _generate(
         },
     }  # fmt: skip
     if calibration is not None:
-        add_measure(facts, "calibration", calibration.result)
+        facts["calibration"] = calibration.result()
     columns: dict[str, Sequence[Any]] = {
         "score": [float(caption.hypothesis.score) for caption in captioned]
     }
@@ -273,10 +276,11 @@ def _generate(
     )
 
 
-def add_measure(report: Report, name: str, work: Callable[[], object]) -> None:
-    """Add a measure to a report. One that fails adds its error; the others are still measured."""
+@contextmanager
+def _measuring(report: Report, name: str) -> Iterator[None]:
+    """Add the error of a measure that fails to the report; the other measures are still made."""
     try:
-        report[name] = work()
+        yield
     except CaptionerError as error:
         report[name] = {"error": error.record()}
     for place, reason in failures({name: report[name]}):

@@ -134,8 +134,8 @@ def fit_word_features(
 
     Raises DataError: the photos are too similar.
     """
-    vocabulary_words = _words(vocabulary)
-    stems = [stem(word) if is_claim(word) else None for word in vocabulary_words]
+    words_of_tokens = ["".join(vocabulary.decode_plain([at])) for at in range(len(vocabulary))]
+    stems = [stem(word) if is_claim(word) else None for word in words_of_tokens]
     nouns = count_nouns(words for image in images for words in image.words)
     columns = {kind: at for at, kind in enumerate(dict.fromkeys(filter(None, stems)))}
     shares = _reference_shares(images, columns)
@@ -154,7 +154,7 @@ def fit_word_features(
         feature_mean=ridge.feature_mean.astype(np.float32),
         coefficients=np.pad(ridge.coefficients, ((0, 0), (0, 1))).astype(np.float16),
         shares=np.append(ridge.intercept, rare).astype(np.float32),
-        nouns=np.array([word in nouns for word in vocabulary_words], np.int8),
+        nouns=np.array([word in nouns for word in words_of_tokens], np.int8),
     )
 
 
@@ -172,12 +172,6 @@ def _reference_shares(
             row[list({at for kind in stems_of([words]) for at in columns_of.get(kind, ())})] += 1
         row /= len(image.words)
     return shares
-
-
-def _words(vocabulary: Vocabulary) -> list[str]:
-    """Return the word of each token. Special tokens count as function words."""
-    words = ["".join(vocabulary.decode_plain([token])) for token in range(len(vocabulary))]
-    return [word or "the" for word in words]
 
 
 def fit_trust(
@@ -200,18 +194,14 @@ def fit_trust(
     pairs = zip(word_features(pooled), captioned, strict=True)
     words_of = [word_clues(word_features, shares, caption.hypothesis) for shares, caption in pairs]
     clues, kinds = (np.concatenate(parts) for parts in zip(*words_of, strict=True))
-    right = [
-        is_right
-        for caption in captioned
-        for is_right in right_words(caption.words, caption.image.words)
-        if is_right is not None
-    ]
-    if len(right) < _MIN_WORDS:
+    rights = [right_words(caption.words, caption.image.words) for caption in captioned]
+    outcomes = [is_right for right in rights for is_right in right if is_right is not None]
+    if len(outcomes) < _MIN_WORDS:
         raise DataError(
-            f"trust cannot be fitted: the captions of the validation photos have {len(right)} "
+            f"trust cannot be fitted: the captions of the validation photos have {len(outcomes)} "
             f"content words; at least {_MIN_WORDS} are needed"
         )
-    word = fit_logistic(clues[kinds >= 0], right).astype(np.float32)
+    word = fit_logistic(clues[kinds >= 0], outcomes).astype(np.float32)
     trust = Trust(
         familiarity=familiarity,
         word_features=word_features,
@@ -222,11 +212,10 @@ def fit_trust(
         words=words,
     )
     sums, flawless = [], []
-    judgements = trust.assess(pooled, beams)[0]
-    for caption, (judgement,) in zip(captioned, judgements, strict=True):
+    for right, (judgement,) in zip(rights, trust.assess(pooled, beams)[0], strict=True):
         if judgement.caption is not None:
             sums.append([np.log([value for value in judgement.words if value is not None]).sum()])
-            flawless.append(False not in right_words(caption.words, caption.image.words))
+            flawless.append(False not in right)
     return replace(trust, caption=fit_logistic(np.array(sums), flawless).astype(np.float32))
 
 

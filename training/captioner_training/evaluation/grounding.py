@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +44,8 @@ class BoxedObject(NamedTuple):
 
 Boxes = Mapping[int | str, Sequence[BoxedObject]]
 """The objects of images, by image id."""
+
+_GROUNDING = ("attention", "uniform", "center_weighted", "pointing")
 
 
 def read_boxes(path: Path, transform: Transform) -> dict[int | str, list[BoxedObject]]:
@@ -183,38 +186,24 @@ def measure_grounding(
 
     Raises DataError: no caption names such an object, or the model has no attention.
     """
-    sums: dict[str, list[float]] = defaultdict(list)
-    for caption in captioned:
-        objects = boxes.get(caption.image.id, ())
-        for name, value in _in_boxes(caption, objects, people=people).items():
-            sums[name].append(value)
-    counts = sums.pop("words", [])
-    if not sum(counts):
+    sums = np.zeros((len(captioned), 1 + len(_GROUNDING)))  # words, and measures of the words
+    for row, caption in zip(sums, captioned, strict=True):
+        if caption.attention is None:
+            raise DataError("--boxes needs a model with attention")
+        rows, columns = caption.attention.shape[1:]
+        baselines = uniform_attention(rows, columns), center_weighted_attention(rows, columns)
+        for mention in mentions(caption.words):
+            name, objects = mention.category, boxes.get(caption.image.id, ())
+            named = [boxed.box for boxed in objects if boxed.category == name]
+            if named and (name == PERSON) == people:
+                attention = caption.attention[mention.end - 1]
+                shares = (mass_in_boxes(weights, named) for weights in (attention, *baselines))
+                row += (1, *shares, points_at(attention, named))
+    words, *values = sums.T
+    if not words.any():
         kind = "people" if people else "an object"
         raise DataError(f"no caption names {kind} with boxes in its image")
-    tables = {name: mean_table(values, counts) for name, values in sums.items()}
-    return {"words": sum(counts), **summary(tables)}
-
-
-def _in_boxes(
-    caption: Captioned, objects: Sequence[BoxedObject], *, people: bool
-) -> dict[str, float]:
-    """Return the sums of all measures over the words of a caption."""
-    if caption.attention is None:
-        raise DataError("--boxes needs a model with attention")
-    rows, columns = caption.attention.shape[1:]
-    uniform, centre = uniform_attention(rows, columns), center_weighted_attention(rows, columns)
-    names = ("words", "attention", "uniform", "center_weighted", "pointing")
-    sums: dict[str, float] = dict.fromkeys(names, 0.0)
-    for mention in mentions(caption.words):
-        name = mention.category
-        boxes = [boxed.box for boxed in objects if boxed.category == name]
-        if (name == PERSON) != people or not boxes:
-            continue
-        attention = caption.attention[mention.end - 1]
-        sums["words"] += 1
-        sums["attention"] += mass_in_boxes(attention, boxes)
-        sums["uniform"] += mass_in_boxes(uniform, boxes)
-        sums["center_weighted"] += mass_in_boxes(centre, boxes)
-        sums["pointing"] += points_at(attention, boxes)
-    return sums
+    tables = {
+        name: mean_table(value, words) for name, value in zip(_GROUNDING, values, strict=True)
+    }
+    return {"words": float(words.sum()), **summary(tables)}

@@ -47,7 +47,7 @@ def tokenize_ptb(texts: Sequence[str]) -> list[list[str]]:
 
     program = ["-cp", _jar(_TOKENIZER), "edu.stanford.nlp.process.PTBTokenizer"]
     lines = [" ".join(text.split()) for text in texts]  # one line per caption
-    split = _run([*program, "-preserveLines", "-lowerCase"], lines, count=len(lines))
+    split = _run([*program, "-preserveLines", "-lowerCase"], lines)
     return [[word for word in line.split() if word not in PUNCTUATIONS] for line in split]
 
 
@@ -58,7 +58,7 @@ def meteor_rows(references: Sequence[Sequence[Words]], captions: Sequence[Words]
         parts = (" ".join(words).replace("|||", " ") for words in (*texts, caption))
         requests.append(" ||| ".join(["SCORE", *parts]))
     program = ["-Xmx2G", "-jar", _jar(_METEOR), "-", "-", "-stdio", "-l", "en", "-norm"]
-    lines = _run(program, requests, count=len(requests))
+    lines = _run(program, requests)
     try:
         rows = np.array([[float(number) for number in line.split()] for line in lines])
     except ValueError as error:
@@ -95,8 +95,8 @@ def _jar(name: str) -> str:
     return str(Path(spec.submodule_search_locations[0]) / name)
 
 
-def _run(arguments: Sequence[str], lines: Sequence[str], *, count: int) -> list[str]:
-    """Write lines to a Java program and return the `count` lines that it prints.
+def _run(arguments: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Write lines to a Java program and return the lines that it prints, one for each.
 
     Raises DataError: the program cannot be started, fails, or prints another number of lines.
     """
@@ -112,10 +112,10 @@ def _run(arguments: Sequence[str], lines: Sequence[str], *, count: int) -> list[
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DataError(f"Java ({name}) failed: {error}") from error
     answer = result.stdout.decode(errors="replace").split("\n")[:-1]
-    if result.returncode or len(answer) != count:
+    if result.returncode or len(answer) != len(lines):
         errors = result.stderr.decode(errors="replace").strip().splitlines()
         raise DataError(
             f"Java ({name}) ended with exit status {result.returncode} after {len(answer):,} of "
-            f"{count:,} lines{': ' + errors[-1] if errors else ''}"
+            f"{len(lines):,} lines{': ' + errors[-1] if errors else ''}"
         )
     return answer

@@ -14,7 +14,7 @@ from captioner.shared.tables import read_json_rows, read_table
 from captioner.shared.text import counted
 from captioner.vocabulary import Tokenizer, has_no_spaces, tokenize
 from captioner_training.data.images import Captioned, CaptionedImage, ImageStore
-from captioner_training.data.reading import read_captions
+from captioner_training.data.reading import captioned_images, read_captions
 from captioner_training.evaluation.scores import token_name
 
 _TAIL_NUMBER = re.compile(r"(?:^|_)([0-9]{1,18})$")  # COCO_val2014_000000391895
@@ -50,16 +50,7 @@ def read_references(path: Path, words: Callable[[str], list[str]]) -> list[Capti
     if bare := [image.file_name for image in images if not image.captions]:
         raise DataError(f"{path}: {counted(len(bare), 'image')} without caption (first: {bare[0]})")
     store = ImageStore.from_members((), pattern=path, identity="")
-    return [
-        CaptionedImage(
-            name=image.file_name,
-            id=image.id,
-            store=store,
-            captions=image.captions,
-            words=tuple(tuple(words(text)) for text in image.captions),
-        )
-        for image in images
-    ]
+    return captioned_images(images, store, words)
 
 
 def tokenizer_of(images: Sequence[CaptionedImage]) -> Tokenizer:

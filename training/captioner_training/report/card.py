@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from captioner.checkpoint import Checkpoint
 from captioner.hub import is_hub_name
-from captioner.shared.text import counted, in_a_line
+from captioner.shared.text import counted
 from captioner_training.recipe import Recipe
+from captioner_training.report.measures import markdown_table, number
 from captioner_training.run_folder import read_json, read_recipe
 
 _BUNDLED = "checkpoint bundled with Captioner (trained on Flickr8k and COCO, for research use)"
@@ -97,10 +98,8 @@ def write_card(
     row, results = list[str](), list[EvalResult]()
     if isinstance(gain := note.get("gain"), Mapping) and recipe is not None:  # see conclusion
         name, beam = data or recipe.name, recipe.generation.beam_size
-        ends = (gain.get("intervals") or {}).get("after")
-        interval = f" [{ends[0]:.1f}, {ends[1]:.1f}]" if ends else ""
-        cider = f"{gain['after']:.1f}{interval}"
-        row = [name, gain["split"], f"{gain['images']:,}", _SCORER, str(beam), cider]
+        photos, cider = f"{gain['images']:,}", number(gain, "after", 1)
+        row = [name, gain["split"], photos, _SCORER, str(beam), cider]
         results = [
             EvalResult(
                 task_type=_TASK,
@@ -123,7 +122,7 @@ def write_card(
         ),
         template_str=_TEMPLATE,
         repository=repository,
-        table=_table,
+        table=markdown_table,
         model=_describe(checkpoint, has_trust=has_trust),
         training=((name, text or "not stated") for name, text in parts.items()),
         head=["data", "split", "images", "scorer", "beam", "CIDEr"],
@@ -155,12 +154,6 @@ def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> Iterator[tuple[str,
     if vocabulary.styles:
         yield "styles", ", ".join(vocabulary.styles)
     yield "trust", "probability that each word is right" if has_trust else "not included"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    cells = ([in_a_line(cell).replace("|", r"\|") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def _data_name(recipe: Recipe) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,17 +112,23 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """Format the table as Markdown."""
-        heads = [head.replace("|", "\\|") for head in self.heads]
-        lines = [["", *heads], ["---"] * (1 + len(heads))]
-        lines += [[measure.title, *cells] for measure, cells in self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return markdown_table(
+            ["", *self.heads], ([measure.title, *cells] for measure, cells in self.rows)
+        )
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a table as Markdown. Text is untrusted: it cannot end a cell or a row."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([in_a_line(text).replace("|", r"\|") for text in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def tables(report: Report) -> list[tuple[str, Table]]:
     """Return a report's own table, and one for each model that it is compared with, with titles."""
     columns = {"model": report}
     people = {"scores": _scores(report).get("human") or {}, "split": report["split"]}
-    if any(has_number(people["scores"], name) for name in people["scores"]):
+    if Table.of(["people"], [people]).rows:
         columns["people"] = people
     pairs = [("", Table.of([*columns], [*columns.values()]))]
     for part in report.get("comparisons", ()):
@@ -136,43 +142,37 @@ def _difference(part: Report) -> Report:
     """Return a comparison in the form of a report, with signs."""
     scores = {}
     for name in filter(part.__contains__, ("CIDEr", "ROUGE-L")):
-        scores[name] = f"{'+' * (part[name] > 0)}{_text(part, name, 1)}"
+        scores[name] = f"{'+' * (part[name] > 0)}{number(part, name, 1)}"
     return {"scores": scores, "split": part["report"]["split"]}
 
 
 def cell(report: Report, measure: Measure) -> str:
     """Format a measure as `26.0 [23.6, 28.4]`; a dash if the report does not have it."""
-    *path, name = measure.key.split(".")
-    value: Any = report
-    for key in path:
-        value = _scores(value) if key == "scores" else value.get(key)
-        if not isinstance(value, Mapping):
-            return "–"
-    if measure.key == "scores.CIDEr" and name in value and not has_cider(report):
+    path, _, name = measure.key.rpartition(".")
+    part = part_of(report, path)
+    if measure.key == "scores.CIDEr" and name in part and report["split"]["images"] < MIN_IMAGES:
         return f"– (needs {MIN_IMAGES} images)"
-    return _text(value, name, measure.digits)
+    return number(part, name, measure.digits)
 
 
-def _text(part: Report, name: str, digits: int) -> str:
+def part_of(report: Report, path: str) -> Report:
+    """Return the part of a report at a path with dots; {} if there is none."""
+    for name in path.split("."):
+        part = _scores(report) if name == "scores" else report.get(name)
+        report = part if isinstance(part, Mapping) else {}
+    return report
+
+
+def number(part: Report, name: str, digits: int) -> str:
+    """Format a number of a report with its interval; a dash if there is no finite number."""
     value = part.get(name)
     if isinstance(value, str):
         return value
-    if not has_number(part, name):
+    if not isinstance(value, int | float) or not math.isfinite(value):
         return "–"
     low, high = (part.get("intervals") or {}).get(name) or (None, None)
     interval = "" if None in (low, high) else f" [{low:,.{digits}f}, {high:,.{digits}f}]"
     return f"{value:,.{digits}f}{interval}"
-
-
-def has_number(part: Report, name: str) -> bool:
-    """Whether a part of a report has a finite number of this name."""
-    value = part.get(name)
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def has_cider(report: Report) -> bool:
-    """Whether there are enough images for CIDEr's document frequencies."""
-    return int(report["split"]["images"]) >= MIN_IMAGES
 
 
 def _scores(report: Report) -> Report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,15 @@ from captioner_training.evaluation.evaluate import Evaluation, as_json
 from captioner_training.evaluation.words import FUNCTION_WORDS
 from captioner_training.losses.cider import MIN_IMAGES
 from captioner_training.recipe import Recipe
-from captioner_training.report.measures import failures, model_name, notes, settings, tables
+from captioner_training.report.measures import (
+    failures,
+    model_name,
+    notes,
+    number,
+    part_of,
+    settings,
+    tables,
+)
 from captioner_training.report.plots import curves_plot, reliability_plot
 
 Record = Mapping[str, Any]
@@ -35,9 +43,9 @@ _CHANGED = 4  # photos whose captions improved or worsened most
 _SIDE = 360  # pixels of a photo's longer side, about 20 kB as JPEG
 _MAPS = 4  # words per caption whose attention is drawn
 _RELIABILITY = {
-    "next word of a reference": ("calibration",),
-    "content words": ("trust", "words"),
-    "captions (all content words right)": ("trust", "captions"),
+    "next word of a reference": "calibration",
+    "content words": "trust.words",
+    "captions (all content words right)": "trust.captions",
 }
 
 
@@ -59,23 +67,14 @@ class Photo(NamedTuple):
     label: str = ""
 
 
-class Section(NamedTuple):
-    """Photos under a heading."""
+Section = tuple[str, str, Sequence[Photo]]
+"""Photos with a title and an explanation."""
 
-    title: str
-    about: str
-    photos: Sequence[Photo]
-
-
-class Figure(NamedTuple):
-    """A plot (a data URI; None without matplotlib) with its title and caption."""
-
-    title: str
-    plot: str | None
-    about: str
+Figure = tuple[str, str | None, str]
+"""A title, a plot (a data URI; None without matplotlib) and an explanation."""
 
 
-def _write(path: Path, *, sections: Iterable[Section], **content: object) -> None:
+def _write(path: Path, **content: object) -> None:
     """Render page.html. Text is untrusted: all of it is escaped. Raises OutputError."""
     environment = Environment(
         loader=PackageLoader("captioner_training", "report"),
@@ -85,8 +84,7 @@ def _write(path: Path, *, sections: Iterable[Section], **content: object) -> Non
         lstrip_blocks=True,
         finalize=_in_a_line,
     )
-    shown = [section for section in sections if section.photos]
-    page = environment.get_template("page.html").render(sections=shown, **content)
+    page = environment.get_template("page.html").render(content)
     with replace_file(path) as file:
         file.write(page.encode(errors="backslashreplace"))  # names may not be UTF-8
 
@@ -132,7 +130,7 @@ def write_report(folder: Path, evaluation: Evaluation) -> None:
         ],
         tables=tables(evaluation.report),
         figures=list(_figures(report)),
-        sections=_sections(evaluation),
+        sections=list(_sections(evaluation)),
         facts=list(settings(report)),
     )
 
@@ -142,18 +140,18 @@ def _sections(evaluation: Evaluation) -> Iterator[Section]:
     order = sorted(range(len(rows)), key=lambda at: (rows[at]["CIDEr"], rows[at]["ROUGE-L"]))
     shown = min(_SHOWN, len(rows) // 2)
     middle = {order[0], order[len(order) // 2], order[-1]} if evaluation.captioned else set()
-    yield Section(
+    yield (
         "Attention",
         "A bad, a medium and a good caption of every model, with the attention of content words.",
         [_photo(evaluation, at, maps=True) for at in order if at in middle],
     )
     yield from _changed(evaluation)
-    yield Section(
+    yield (
         "Best captions",
         "The highest CIDEr-D, with the references.",
         [_photo(evaluation, at) for at in order[::-1][:shown]],
     )
-    yield Section(
+    yield (
         "Worst captions",
         "The lowest CIDEr-D. Some are right but mention something else than the references.",
         [_photo(evaluation, at) for at in order[:shown]],
@@ -161,13 +159,10 @@ def _sections(evaluation: Evaluation) -> Iterator[Section]:
 
 
 def _figures(report: Record) -> Iterator[Figure]:
+    about = "Below the dashed line the model is too sure."
     for title, path in _RELIABILITY.items():
-        part: Any = report
-        for key in path:
-            part = part.get(key) or {}
-        if "bins" in part:
-            about = "Below the dashed line the model is too sure."
-            yield Figure(f"Reliability: {title}", reliability_plot(part["bins"]), about)
+        if "bins" in (part := part_of(report, path)):
+            yield f"Reliability: {title}", reliability_plot(part["bins"]), about
 
 
 def _photo(evaluation: Evaluation, at: int, *, label: str = "", maps: bool = False) -> Photo:
@@ -203,7 +198,7 @@ def _changed(evaluation: Evaluation) -> Iterator[Section]:
         for word, places in (("improved", better), ("worsened", worse)):
             photos = [_photo(evaluation, at, label=f"{change[at]:+.0f}") for at in places]
             about = f"Change in CIDEr-D from {model_name(other.report)}."
-            yield Section(f"Most {word}", about, photos)
+            yield f"Most {word}", about, photos
 
 
 # Photos
@@ -259,7 +254,7 @@ def write_run(
     *,
     gain: Record | None,
     notes: Sequence[str],
-    best_at: tuple[int, int] | None,
+    best_at: Sequence[int] | None,
     has_cider: bool,
 ) -> None:
     """Write the report of a run from the log beside it.
@@ -296,7 +291,7 @@ def write_run(
         notes=notes,
         tables=(),
         figures=list(_run_figures(log, epochs, has_cider=has_cider)),
-        sections=[Section("Captions", about, [_run_photo(recipe, item) for item in captioned])],
+        sections=[("Captions", about, [_run_photo(recipe, item) for item in captioned])],
         facts=list(_facts(recipe, log, epochs, gain, best_at, has_cider=has_cider)),
     )
 
@@ -318,7 +313,7 @@ def _run_figures(
     last = {epoch["stage"]: epoch["step"] for epoch in epochs}
 
     def plot(title: str, about: str, **curves: Sequence[tuple[float, float]]) -> Figure:
-        return Figure(title, curves_plot(curves, ends=[*last.values()]), about)
+        return title, curves_plot(curves, ends=[*last.values()]), about
 
     yield plot("loss", "All terms.", loss=[(step["step"], step["loss"]) for step in steps])
     yield plot(
@@ -346,7 +341,7 @@ def _facts(
     log: Sequence[Record],
     epochs: Sequence[Record],
     gain: Record | None,
-    best_at: tuple[int, int] | None,
+    best_at: Sequence[int] | None,
     *,
     has_cider: bool,
 ) -> Iterator[tuple[str, str]]:
@@ -354,15 +349,13 @@ def _facts(
     if gain is not None and gain["images"] >= MIN_IMAGES:
         split = "test" if gain["split"] == "test" else "validation"
         for key in filter(gain.__contains__, names):
-            low, high = gain["intervals"][key]
-            photos = f"{gain['images']:,} {split} photos"
-            yield names[key], f"{gain[key]:.1f} [{low:.1f}, {high:.1f}] on {photos}"
+            yield names[key], f"{number(gain, key, 1)} on {gain['images']:,} {split} photos"
     yield "data", recipe.data.root if recipe.data.scenes is None else "synthetic scenes"
     yield "started from", recipe.weights or f"encoder {recipe.encoder_weights}"
     if log[0]["event"] == "origin" and has_cider:
         yield "CIDEr of that model during training", f"{log[0]['validation']['CIDEr']:.1f}"
     for epoch in epochs:
-        if (epoch["stage"], epoch["epoch"]) == best_at:
+        if [epoch["stage"], epoch["epoch"]] == best_at:
             yield "best epoch", f"stage {epoch['stage']} epoch {epoch['epoch']}"
             if has_cider:
                 yield "its CIDEr during training", f"{epoch['validation']['CIDEr']:.1f}"
