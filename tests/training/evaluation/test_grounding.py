@@ -6,7 +6,6 @@ import json
 import math
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from captioner import DataError
 from captioner.photos.transform import Box, Transform, TransformConfig
-from captioner_training.data.images import Captioned
 from captioner_training.evaluation.captioning import scene_pointing
 from captioner_training.evaluation.grounding import (
     box_coverage,
@@ -27,6 +25,7 @@ from captioner_training.evaluation.grounding import (
     uniform_attention,
 )
 from captioner_training.evaluation.scores import model_facts
+from tests.training.evaluation.test_trust import captioned
 
 SQUASH = Transform(TransformConfig(mode="squash", size=64))
 CROP = Transform(TransformConfig(mode="crop", size=64))
@@ -36,14 +35,6 @@ def one_hot(row: int, column: int, *, rows: int = 2, columns: int = 2) -> Tensor
     attention = torch.zeros(rows, columns)
     attention[row, column] = 1
     return attention
-
-
-def captioned(
-    words: list[str], attention: Tensor | None, *, id: int = 7, reference: str = ""
-) -> Captioned:
-    image: Any = SimpleNamespace(id=id, words=[tuple(reference.split())])
-    hypothesis: Any = None
-    return Captioned(image=image, hypothesis=hypothesis, words=words, attention=attention)
 
 
 def write(path: Path, boxes: list[tuple[str, list[float]]], *, width: int, height: int) -> Path:
@@ -142,15 +133,17 @@ def test_attention_on_people_by_hand(tmp_path: Path) -> None:
     )  # fmt: skip
     left = torch.tensor([[0.6, 0.1], [0.2, 0.1]])  # 0.8 of it on the left, the highest cell too
     right = torch.tensor([[0.1, 0.5], [0.2, 0.2]])  # 0.3
-    one = captioned(["man", "and", "woman"], torch.stack([left, right, right]))
-    other = captioned(["man"], right[None], id=8)  # has no boxes
+    one = captioned("man and woman", attention=torch.stack([left, right, right]))
+    other = captioned("man", attention=right[None], id=8)  # has no boxes
     scores = measure_grounding([one, other], read_boxes(boxes, SQUASH), people=True)
     intervals = scores.pop("intervals")
     expected = {"words": 2, "attention": 0.55, "uniform": 0.5, "center_weighted": 0.5}
     assert scores == pytest.approx({**expected, "pointing": 0.5})
     assert isinstance(intervals, dict) and intervals["attention"] == pytest.approx([0.55, 0.55])
     with pytest.raises(DataError, match="no caption names people"):
-        measure_grounding([captioned(["dog"], left[None])], read_boxes(boxes, SQUASH), people=True)
+        measure_grounding(
+            [captioned("dog", attention=left[None])], read_boxes(boxes, SQUASH), people=True
+        )
     content = json.loads(boxes.read_text())
     del content["categories"], content["annotations"][1]  # every box is then a person's
     boxes.write_text(json.dumps(content))
@@ -166,11 +159,11 @@ def test_objects_are_measured_at_the_last_word_of_their_name(tmp_path: Path) -> 
     )  # fmt: skip
     boxes = read_boxes(path, SQUASH)
     left, right = one_hot(0, 0), torch.tensor([[0.0, 0.5], [0.0, 0.5]])
-    said = captioned(["man", "hot", "dog", "cat"], torch.stack([right, left, right, left]))
+    said = captioned("man hot dog cat", attention=torch.stack([right, left, right, left]))
     found = measure_grounding([said], boxes, people=False)
     assert found["words"] == 1 and found["attention"] == 1
     with pytest.raises(DataError, match="no caption names an object"):
-        measure_grounding([captioned(["cat"], right[None])], boxes, people=False)
+        measure_grounding([captioned("cat", attention=right[None])], boxes, people=False)
 
 
 def test_boxes_are_placed_on_what_the_model_sees(tmp_path: Path) -> None:
@@ -182,7 +175,7 @@ def test_boxes_are_placed_on_what_the_model_sees(tmp_path: Path) -> None:
     assert squashed.box == pytest.approx((0.5, 0, 0.75, 0.5))
     # Attention at x 0.875 of the grid is inside what the crop shows, beside it when squashed.
     attention = one_hot(0, 3, rows=2, columns=4)
-    said = [captioned(["circle"], attention[None])]
+    said = [captioned("circle", attention=attention[None])]
     assert scene_pointing(said, boxes=boxes, transform=CROP) == 100
     assert scene_pointing(said, boxes=boxes, transform=SQUASH) == 0
 
@@ -203,13 +196,13 @@ def test_the_first_shape_points_at_the_first_object_and_the_second_at_the_second
         ([], [], 0),
     ):
         attention = torch.stack(maps) if maps else torch.zeros(0, 2, 2)
-        said = [captioned(words, attention)]
+        said = [captioned(" ".join(words), attention=attention)]
         assert scene_pointing(said, boxes=boxes, transform=SQUASH) == share, words
 
 
 def test_facts_of_captions_by_hand() -> None:
     said = [("a dog", "a dog"), ("a dog", "dog"), ("dog", ""), ("a red cat", "")]
-    facts = model_facts([captioned(a.split(), None, reference=b) for a, b in said])
+    facts = model_facts([captioned(text, reference) for text, reference in said])
     assert facts == {"different": 3, "exact": 25, "words": 2}
 
 

@@ -14,14 +14,14 @@ import torch
 from PIL import Image
 
 from captioner.captioner import Captioner
-from captioner.generation.beam_search import Hypothesis
 from captioner.photos.transform import Box
-from captioner_training.data.images import Captioned, CaptionedImage, ImageStore
+from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.evaluation.deletion import measure_deletion
 from captioner_training.evaluation.evaluate import Evaluation, measure
 from captioner_training.evaluation.fit_trust import pooled_grids
 from captioner_training.evaluation.grounding import BoxedObject
 from tests.conftest import make_consensus, make_tiny, make_trust
+from tests.training.evaluation.test_trust import captioned
 
 
 def measured(
@@ -152,17 +152,9 @@ def test_a_measure_that_fails_leaves_the_others_complete(
     assert report["calibration"]["tokens"] == 3 * 2 * 4 and not evaluation.is_complete
 
 
-def test_the_deletion_test_keeps_content_words_and_function_words_apart(
-    images: list[CaptionedImage],
-) -> None:
-    def said(image: CaptionedImage, text: str, *effects: float) -> Captioned:
-        hypothesis = Hypothesis([], 0.0, torch.zeros(0))
-        return Captioned(
-            image=image, hypothesis=hypothesis, words=text.split(), attention=None, effects=effects
-        )
-
+def test_the_deletion_test_keeps_content_words_and_function_words_apart() -> None:
     found: Any = measure_deletion(
-        [said(images[0], "a dog", 8.5, 1.0), said(images[1], "cat runs", 2.0, 6.5)]
+        [captioned("a dog", effects=(8.5, 1.0)), captioned("cat runs", effects=(2.0, 6.5))]
     )
     content, function = found["content"], found["function"]
     assert content["words"] == 3 and content["effect"] == pytest.approx((1.0 + 2.0 + 6.5) / 3)

@@ -205,23 +205,16 @@ def test_photos_whose_captions_changed_most_have_both_captions(
 
 def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
     """Compare rows of two models."""
-    report = {
-        "split": {"images": len(ours), "hash": "s"}, "scored": len(ours), "predictions": "x.json",
-    }  # fmt: skip
-    return compare(Evaluation(report=report, rows=ours), Evaluation(report={**report}, rows=theirs))
-
-
-def row(at: int, cider: float = 0.0) -> dict[str, Any]:
-    return {
-        "id": at, "name": f"{at}.jpg", "caption": "a dog", "references": ["a dog"],
-        "CIDEr": cider, "ROUGE-L": 1.0,
-    }  # fmt: skip
+    report = {"predictions": "x.json"}
+    return compare(Evaluation(report=report, rows=ours), Evaluation(report=report, rows=theirs))
 
 
 def test_reports_are_compared_photo_by_photo_in_any_order() -> None:
     """Pairing changes the interval and not the mean, so the interval is checked."""
-    ours = [row(at, cider) for at, cider in enumerate((10, 20, 60, 0, 0))]
-    theirs = [row(at, cider) for at, cider in enumerate((30, 40, 50, 20, 20))]
+    ours, theirs = (
+        [{"id": at, "CIDEr": float(cider), "ROUGE-L": 1.0} for at, cider in enumerate(ciders)]
+        for ciders in ((10, 20, 60, 0, 0), (30, 40, 50, 20, 20))
+    )
     found = compared(ours, [theirs[at] for at in (2, 0, 1, 4, 3)])
     assert found["CIDEr"] == pytest.approx(-14)
     # Of five draws from -20 (four times) and 10, three or more are 10 with a probability of 5.8 %,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from captioner.errors import DataError
 from captioner.generation.beam_search import Hypothesis
@@ -28,11 +30,23 @@ def image(*references: str, id: int | str = 1, name: str = "a.jpg") -> Captioned
     return CaptionedImage(name=name, id=id, store=NOWHERE, captions=references, words=words)
 
 
-def captioned(text: str, probability: float, *references: str) -> Captioned:
+def captioned(
+    text: str,
+    *references: str,
+    probability: float = 0.5,
+    attention: Tensor | None = None,
+    effects: Sequence[float] | None = None,
+    id: int = 7,
+) -> Captioned:
     words = text.split()
     logs = torch.full((len(words) + 1,), probability).log()
-    made = Hypothesis([4] * len(words), float(logs.mean()), logs)
-    return Captioned(image=image(*references), hypothesis=made, words=words, attention=None)
+    return Captioned(
+        image=image(*references, id=id),
+        hypothesis=Hypothesis([4] * len(words), float(logs.mean()), logs),
+        words=words,
+        attention=attention,
+        effects=effects,
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,8 +124,10 @@ def test_mean_trust_is_the_share_that_is_right() -> None:
     known, split = make_trust(grid_dim=2), []
     for number in range(300):
         # Likely words are right, unlikely ones wrong; the others have a right and a wrong one.
-        kinds = (0.9, "the dog runs"), (0.1, "snow"), (0.5, "the dog")
-        said = captioned("the dog runs", *kinds[number % 3])
+        probability, reference = ((0.9, "the dog runs"), (0.1, "snow"), (0.5, "the dog"))[
+            number % 3
+        ]
+        said = captioned("the dog runs", reference, probability=probability)
         said.hypothesis.tokens[0] = 3  # makes no claim
         split.append(said)
     pooled = np.zeros((300, 3), np.float32)
@@ -133,8 +149,8 @@ def test_mean_trust_is_the_share_that_is_right() -> None:
 
 def test_trust_is_compared_with_right_words() -> None:
     split = [
-        captioned("a dog runs", 0.5, "a dog runs", "a dog"),
-        captioned("a cat runs", 0.8, "a dog runs", "a cow stands"),
+        captioned("a dog runs", "a dog runs", "a dog"),
+        captioned("a cat runs", "a dog runs", "a cow stands", probability=0.8),
     ]
     judged = [Judgement([None, 0.9, 0.8], 0.7), Judgement([None, 0.3, 0.6], 0.2)]
     found = measure_trust(split, judged)
@@ -150,10 +166,10 @@ def test_trust_is_compared_with_right_words() -> None:
 def test_marks_are_compared_with_wrong_words_by_hand() -> None:
     """Doubtful is a trust below 0.55, of the subject below 0.75."""
     split = [
-        captioned("a lion runs", 0.5, "a cat runs"),  # subject wrong and marked
-        captioned("a lion runs", 0.5, "a cat runs"),  # subject wrong, "runs" marked
-        captioned("a dog runs", 0.5, "a dog runs"),  # right, not marked
-        captioned("a dog runs", 0.5, "a dog runs"),  # right, both marked
+        captioned("a lion runs", "a cat runs"),  # subject wrong and marked
+        captioned("a lion runs", "a cat runs"),  # subject wrong, "runs" marked
+        captioned("a dog runs", "a dog runs"),  # right, not marked
+        captioned("a dog runs", "a dog runs"),  # right, both marked
     ]
     judged = [
         Judgement([None, 0.7, 0.6], 0.5, subject=1),
