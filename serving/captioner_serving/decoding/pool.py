@@ -81,24 +81,31 @@ class Reader(Closing):
         with _starting:
             # A fork has none of its parent's threads.
             if self._running[0] != os.getpid():
-                lanes = [
-                    self._lane(self._workers, self._nice, {}),
-                    self._lane(self._quick, 0, {}),
-                    self._lane(self._fetching, 0, self._environment),
-                ]
+                lanes: _Lanes = []
+                for count, nice, environment in (
+                    (self._workers, self._nice, {}),
+                    (self._quick, 0, {}),
+                    (self._fetching, 0, self._environment),
+                ):
+                    limits = Limits(max_pixels=self._max_pixels, seconds=self._seconds, nice=nice)
+                    budget = Budget(self._budget)
+                    processes = [
+                        DecodeProcess(limits, budget=budget, environment=environment)
+                        for _ in range(count)
+                    ]
+                    lanes.append(FairThreads(processes, name="decoding"))
                 self._running = os.getpid(), lanes
                 weakref.finalize(self, _close, *self._running)
             return self._running[1]
 
-    def _lane(
-        self, count: int, nice: int, environment: Mapping[str, str]
-    ) -> FairThreads[DecodeProcess]:
-        limits = Limits(max_pixels=self._max_pixels, seconds=self._seconds, nice=nice)
-        budget = Budget(self._budget)
-        return FairThreads(
-            [DecodeProcess(limits, budget=budget, environment=environment) for _ in range(count)],
-            name="decoding",
-        )
+    def _lane(self, photo: Readable, outputs: Sequence[Output]) -> FairThreads[DecodeProcess]:
+        """Return the pool for a photo."""
+        lane, quick, fetching = self._lanes()
+        if self._fetching and hasattr(photo, "url"):
+            return fetching
+        if self._quick and all(isinstance(output, Square) for output in outputs):
+            return quick if is_ordinary(getattr(photo, "data", b"")) else lane
+        return lane
 
     def produce(
         self, photo: Readable, outputs: Sequence[Output], *, client: str = ""
@@ -109,11 +116,7 @@ class Reader(Closing):
         CaptionerError if no process can be started, memory is short, or the reader is closed. If it
         is cancelled before its turn, the photo is not read.
         """
-        lane, quick, fetching = self._lanes()
-        if self._fetching and hasattr(photo, "url"):
-            lane = fetching
-        elif self._quick and all(isinstance(output, Square) for output in outputs):
-            lane = quick if is_ordinary(getattr(photo, "data", b"")) else lane
+        lane = self._lane(photo, outputs)
         return lane.submit(lambda process: process.decode(photo, outputs), client)
 
     def stream(
@@ -150,9 +153,7 @@ class Reader(Closing):
 
     def _submit_group(self, group: Sequence[Readable]) -> Future[list[Decoded | CaptionerError]]:
         output = Square(self._transform)
-        lane, _, fetching = self._lanes()
-        if self._fetching and hasattr(group[0], "url"):  # which is alone
-            lane = fetching
+        lane = self._lane(group[0], [output])  # a photo with a `url` is alone
         return lane.submit(lambda process: process.decode_together(group, output))
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from torch import nn
 from captioner import Captioner
 from captioner.checkpoint import load_checkpoint
 from captioner.photos.transform import Transform
-from captioner_serving.batch.files import RunFiles
+from captioner_serving.batch.files import RunFiles, size_of
 from captioner_serving.batch.journal import Journal
 from tests import launcher
 from tests.launcher import environment
+from tests.serving.server.running import until
 
 Records = list[dict[str, Any]]
 Photos = Callable[..., Path]
@@ -67,11 +67,8 @@ def read_lines(path: Path) -> Records:
 
 def await_records(process: subprocess.Popen[str], output: Path) -> None:
     """Wait until a run has written its first record."""
-    deadline = time.monotonic() + 300
-    while not (output.exists() and output.stat().st_size):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    assert until(lambda: process.poll() is not None or size_of(output))
+    assert process.poll() is None, process.communicate()
 
 
 def exiftool(*arguments: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import tarfile
@@ -17,12 +16,12 @@ from captioner import ImageError, ImageNotFoundError
 from captioner_serving.batch.inputs.archives import archive_photos
 from captioner_serving.batch.inputs.photos import LostPhoto, Photo
 from captioner_serving.batch.inputs.sources import Inputs
+from tests.captioner.pictures import encode
 from tests.captioner.test_fuzz import mutated
 
 
 def jpeg(colour: str = "red") -> bytes:
-    Image.new("RGB", (8, 8), colour).save(buffer := io.BytesIO(), "JPEG")
-    return buffer.getvalue()
+    return encode(Image.new("RGB", (8, 8), colour), "JPEG")
 
 
 def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:

@@ -33,6 +33,7 @@ from captioner_serving.batch.wording import Wording
 from tests.conftest import make_trust
 from tests.launcher import Run
 from tests.serving.batch.conftest import Photos, Start, read_lines
+from tests.serving.server.running import until
 
 
 def test_records_are_those_of_caption_in_the_order_of_the_photos(
@@ -268,9 +269,7 @@ def test_a_bar_on_a_terminal(photos: Photos, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(terminal := io.StringIO(), "isatty", lambda: True)
     with ProgressBar(quiet=False, stream=terminal) as progress:
         progress.count(Inputs(sources=(str(photos(3)),)), None, done=0)
-        deadline = time.perf_counter() + 300
-        while progress._bar.total is None and time.perf_counter() < deadline:
-            time.sleep(0.01)
+        assert until(lambda: progress._bar.total is not None)
         for record in ({"caption": "a"}, {"error": {"detail": "broken"}}, {"caption": "b"}):
             time.sleep(0.15)  # tqdm draws ten times a second
             progress.update(record)

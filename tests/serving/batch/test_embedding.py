@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import signal
 import struct
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from captioner_serving.batch.outputs import embedding
 from captioner_serving.batch.outputs.embedding import read_own_texts
 from captioner_serving.batch.outputs.xmp import DESCRIPTION
+from tests.captioner.pictures import encode
 from tests.conftest import read_tree
 from tests.launcher import Run
 from tests.serving.batch.conftest import (
@@ -34,6 +33,7 @@ from tests.serving.batch.conftest import (
     record_of,
     write_lines,
 )
+from tests.serving.server.running import until
 
 pytestmark = [pytest.mark.needs("exiftool"), pytest.mark.slow]
 
@@ -144,8 +144,7 @@ def test_damaged_iptc_hides_no_other_text_of_the_owner(tmp_path: Path) -> None:
     block = b"Photoshop 3.0\0" + b"8BIM\x04\x04\0\0" + struct.pack(">I", len(iptc)) + iptc + b"\0"
     exif = Image.Exif()
     exif[ExifTags.Base.ImageDescription] = "Anna"
-    Image.new("RGB", (8, 8)).save(buffer := io.BytesIO(), "JPEG", exif=exif)
-    data = buffer.getvalue()
+    data = encode(Image.new("RGB", (8, 8)), "JPEG", exif=exif)
     segment = b"\xff\xed" + struct.pack(">H", len(block) + 2) + block
     (tmp_path / "a.jpg").write_bytes(data[:2] + segment + data[2:])
     tags = TiffImagePlugin.ImageFileDirectory_v2()
@@ -299,14 +298,10 @@ def test_kill_9_leaves_every_photo_whole_and_a_resume_embeds_the_rest(
     before = read_tree(folder)
     command = (folder, "--output", output, "--sidecar", "xmp", "--embed", "--quiet")
     process = start_batch(*command, environment={"TMPDIR": str(tmp_path)})
-    end = time.monotonic() + 300
-    while not list(folder.glob("*_original")) and time.monotonic() < end:
-        time.sleep(0.01)
+    assert until(lambda: list(folder.glob("*_original")))
     process.send_signal(signal.SIGKILL)
     process.communicate()  # returns when the last process with its pipes has ended
-    while exiftools_in(tmp_path) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not exiftools_in(tmp_path)
+    assert until(lambda: not exiftools_in(tmp_path))
     for name in before:
         found = (folder / name).read_bytes()
         assert pixels(found) == pixels(before[name])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import signal
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from captioner_serving.batch import BatchConfig, caption_batch
 from tests.launcher import Run
 from tests.process_tree import children
 from tests.serving.batch.conftest import Photos, Start, await_records, read_lines
+from tests.serving.server.running import until
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +38,7 @@ def test_a_killed_run_is_resumed(
     process.kill()
     process.communicate()
     assert workers and not output.exists()
-    deadline = time.monotonic() + 300
-    while any(map(is_alive, workers)):  # no worker outlives the run
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert until(lambda: not any(map(is_alive, workers)))  # no worker outlives the run
     with journal.open("ab") as file:
         file.write(b'{"image": "torn')
     done = journal.read_bytes().count(b"\n")

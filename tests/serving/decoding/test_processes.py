@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -26,6 +25,7 @@ from captioner_serving.decoding.child import Line
 from captioner_serving.decoding.fair_queue import Budget
 from captioner_serving.decoding.photo import Decoded, EncodedPhoto, Square
 from captioner_serving.decoding.pool import Reader
+from tests.captioner.pictures import encode
 from tests.process_tree import children
 
 pytestmark = pytest.mark.slow
@@ -113,8 +113,7 @@ def jpeg(number: int, side: int = 64, *, noise: bool = False) -> bytes:
         image = Image.frombytes("RGB", (side, side), os.urandom(side * side * 3))
     else:
         image = Image.new("RGB", (side, side), (number * 20 % 256, 90, 160))
-    image.save(buffer := io.BytesIO(), "JPEG", quality=98)
-    return buffer.getvalue()
+    return encode(image, "JPEG", quality=98)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from captioner_serving.decoding import photo as decoding_photo
 from captioner_serving.decoding.photo import Decoded, EncodedPhoto, Square, is_ordinary
 from captioner_serving.decoding.pool import Reader
 from tests.captioner import bombs
+from tests.captioner.pictures import encode
 from tests.launcher import ROOT
 from tests.process_tree import children
 
@@ -88,8 +89,7 @@ def test_a_fork_starts_a_separate_decoding_process(photo: Path) -> None:
 
 
 def photo_of(mode: str = "RGB", size: tuple[int, int] = (64, 48), **options: Any) -> bytes:
-    Image.new(mode, size).save(buffer := io.BytesIO(), "JPEG", **options)
-    return buffer.getvalue()
+    return encode(Image.new(mode, size), "JPEG", **options)
 
 
 def commented(count: int) -> bytes:

@@ -19,6 +19,7 @@ from captioner.captioner import Captioner
 from captioner_serving.server.errors import RefusedError
 from captioner_serving.server.records import needs_preview, served_record
 from captioner_serving.server.service import CaptionService
+from tests.captioner.pictures import encode
 from tests.conftest import make_heads, make_tiny, make_trust
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import serving
@@ -26,8 +27,7 @@ from tests.serving.server.test_life import metric
 
 
 def jpeg(size: tuple[int, int] = (64, 48), color: str = "seagreen") -> bytes:
-    Image.new("RGB", size, color).save(buffer := io.BytesIO(), "JPEG")
-    return buffer.getvalue()
+    return encode(Image.new("RGB", size, color), "JPEG")
 
 
 def test_many_images_come_back_in_order_and_a_bad_one_fails_alone(api: httpx.Client) -> None:
@@ -205,8 +205,7 @@ def test_a_preview_is_of_what_browsers_do_not_show(
     (exif := Image.Exif())[0x0112] = 1
     first, *rest = (Image.new("RGB", (60, 40), color) for color in ("red", "blue")[:count])
     more = {"save_all": True, "append_images": rest} if rest else {"exif": exif}
-    first.save(buffer := io.BytesIO(), kind, **more)
-    record = recorded(api, buffer.getvalue(), preview="true")
+    record = recorded(api, encode(first, kind, **more), preview="true")
     assert ("preview" in record) is drawn
     if drawn:
         preview = record["preview"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from tests.captioner.pictures import png
 from tests.serving.server.conftest import SAMPLES, Server
 from tests.serving.server.running import until
+from tests.serving.server.test_limits import connect
 
 PHOTO = (SAMPLES / "rocket.jpg").read_bytes()
 BOUNDARY = "frontier"
@@ -105,10 +104,8 @@ def test_a_bad_request_gets_its_status_and_a_sentence(api: httpx.Client, kind: s
 
 
 def test_too_much_is_refused_before_it_is_sent(server: Server) -> None:
-    parts = urlsplit(server.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=300) as peer:
-        head = "POST /api/caption HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000000000\r\n"
-        peer.sendall(f"{head}Content-Type: {MULTIPART['Content-Type']}\r\n\r\n".encode())
+    head = "POST /api/caption HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000000000\r\n"
+    with connect(server.url, f"{head}Content-Type: {TYPE}\r\n\r\n".encode()) as peer:
         assert b" 413 " in peer.recv(4096).split(b"\r\n")[0]
 
     def endless():
@@ -125,9 +122,7 @@ def test_too_much_is_refused_before_it_is_sent(server: Server) -> None:
 
 
 def test_headers_without_end_are_refused(server: Server) -> None:
-    parts = urlsplit(server.url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=300) as peer:
-        peer.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000 + b"\r\n\r\n")
+    with connect(server.url, b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000 + b"\r\n\r\n") as peer:
         assert b" 400 " in peer.recv(4096).split(b"\r\n")[0]
 
 

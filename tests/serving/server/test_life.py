@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,14 +12,16 @@ import httpx
 import pytest
 from PIL import Image
 
+from tests.captioner.pictures import encode
 from tests.serving.server.conftest import Server
+from tests.serving.server.running import until
 
 pytestmark = pytest.mark.slow
 
 
 def photos(count: int) -> list[tuple[str, tuple[str, bytes]]]:
-    Image.new("RGB", (64, 48), "olive").save(buffer := io.BytesIO(), "JPEG")
-    return [("image", (f"{i}.jpg", buffer.getvalue())) for i in range(count)]
+    photo = encode(Image.new("RGB", (64, 48), "olive"), "JPEG")
+    return [("image", (f"{i}.jpg", photo)) for i in range(count)]
 
 
 def metric(client: httpx.Client, name: str) -> float:
@@ -31,13 +31,13 @@ def metric(client: httpx.Client, name: str) -> float:
 
 def busy(client: httpx.Client) -> None:
     """Wait until photos are on their way through the model."""
-    done, deadline = metric(client, "captioner_batch_images_sum"), time.monotonic() + 300
-    while (
-        metric(client, "captioner_queue_images") == 0
-        and metric(client, "captioner_batch_images_sum") == done
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    done = metric(client, "captioner_batch_images_sum")
+    assert until(
+        lambda: (
+            metric(client, "captioner_queue_images")
+            or metric(client, "captioner_batch_images_sum") > done
+        )
+    )
 
 
 def test_a_signal_finishes_what_was_accepted_and_ends_well(

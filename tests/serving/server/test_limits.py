@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import socket
@@ -21,7 +20,7 @@ from PIL import Image
 from captioner.captioner import Captioner
 from captioner_serving.server import bodies
 from captioner_serving.server.config import ServerConfig
-from tests.captioner.pictures import png
+from tests.captioner.pictures import encode, png
 from tests.process_tree import children, seconds
 from tests.serving.server.conftest import Server
 from tests.serving.server.running import serving, until
@@ -50,9 +49,13 @@ def client(small: str) -> Iterator[httpx.Client]:
         yield made
 
 
-def connect(url: str, data: bytes = b"") -> socket.socket:
-    where = urlsplit(url)
-    peer = socket.create_connection((where.hostname, where.port), timeout=300)
+def connect(url: str, data: bytes = b"", size: int | None = None) -> socket.socket:
+    """Connect to a server of this machine, and send data; `size`: bytes of the receive buffer."""
+    peer = socket.socket()
+    if size is not None:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+    peer.settimeout(300)
+    peer.connect(("127.0.0.1", urlsplit(url).port))
     peer.sendall(data)
     return peer
 
@@ -117,8 +120,7 @@ def test_a_request_with_two_lengths_is_refused(small: str) -> None:
 def many_scans(count: int) -> bytes:
     """A progressive JPEG whose last scan is repeated."""
     image = Image.new("RGB", (2000, 2000), "teal")
-    image.save(buffer := io.BytesIO(), "JPEG", progressive=True, quality=50)
-    data = buffer.getvalue()
+    data = encode(image, "JPEG", progressive=True, quality=50)
     last = data.rindex(b"\xff\xda")
     return data[:last] + data[last:-2] * count + b"\xff\xd9"
 

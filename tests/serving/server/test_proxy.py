@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import select
 import socket
@@ -16,11 +15,12 @@ import httpx
 import pytest
 from PIL import Image
 
+from tests.captioner.pictures import encode
 from tests.serving.server.conftest import SAMPLES, Server, serve
 from tests.serving.server.proxy import nginx
 from tests.serving.server.running import client_at, until
 from tests.serving.server.test_api import jpeg
-from tests.serving.server.test_limits import head
+from tests.serving.server.test_limits import connect, head
 
 pytestmark = [pytest.mark.needs("nginx"), pytest.mark.slow]
 PATIENCE = 2
@@ -99,17 +99,6 @@ def test_gradio_client_comes_back_to_the_same_server(url: str) -> None:
         client.close()
 
 
-def connect(url: str, data: bytes = b"", size: int | None = None) -> socket.socket:
-    where = urlsplit(url)
-    peer = socket.socket()
-    if size is not None:
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
-    peer.settimeout(300)
-    peer.connect(("127.0.0.1", where.port))
-    peer.sendall(data)
-    return peer
-
-
 def test_slow_heads_bodies_and_silent_connections_are_given_up(client: httpx.Client) -> None:
     url = str(client.base_url)
     body = head(1_000_000).replace(b"/api", b"/captioner/api")
@@ -137,8 +126,8 @@ def test_an_early_refusal_does_not_reset_the_connection(client: httpx.Client) ->
 def test_an_answer_that_is_not_read_does_not_block_the_server(
     client: httpx.Client, servers: tuple[Server, Server]
 ) -> None:
-    Image.effect_noise((2400, 2400), 90).convert("RGB").save(photo := io.BytesIO(), "JPEG")
-    request = client.build_request("POST", "api/overlay", files={"image": photo.getvalue()})
+    photo = encode(Image.effect_noise((2400, 2400), 90).convert("RGB"), "JPEG")
+    request = client.build_request("POST", "api/overlay", files={"image": photo})
     start = f"POST /captioner/api/overlay HTTP/1.1\r\nHost: {request.url.netloc.decode()}\r\n"
     names = ("content-type", "content-length")
     lines = "".join(f"{name}: {request.headers[name]}\r\n" for name in names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import socket
 import threading
@@ -21,6 +20,7 @@ from captioner.captioner import Captioner, PreparedImage
 from captioner.checkpoint import Checkpoint
 from captioner.generation.config import GenerationConfig
 from captioner_serving.server.batcher import Batcher
+from tests.captioner.pictures import encode
 from tests.serving.server.running import bindable, client_at, serving, until
 
 pytestmark = pytest.mark.slow
@@ -63,8 +63,7 @@ def url(model: Model) -> Iterator[str]:
 
 
 def grey(level: int) -> bytes:
-    Image.new("RGB", (48, 32), (level,) * 3).save(buffer := io.BytesIO(), "PNG")
-    return buffer.getvalue()
+    return encode(Image.new("RGB", (48, 32), (level,) * 3), "PNG")
 
 
 @contextmanager
