@@ -129,8 +129,7 @@ class Text(NamedTuple):
                 pad, up, down = self.size * 0.2, self.size * 0.95, self.size * 0.37
                 pill = (x - pad, y - up, x + font.getlength(text) + pad, y + down)
                 if doubtful:
-                    dash, width = max(2, round(self.size / 5)), max(1, self.size // 12)
-                    dashed_rectangle(draw, pill, _ACCENT, dash=dash, width=width)
+                    dashed_rectangle(draw, pill, _ACCENT, self.size / 5, self.size // 12)
                     ink = color
                 else:
                     draw.rounded_rectangle(pill, pad, _ACCENT)
@@ -139,10 +138,10 @@ class Text(NamedTuple):
 
 
 def dashed_rectangle(
-    draw: ImageDraw.ImageDraw, box: Sequence[float], color: str, *, dash: int, width: int
+    draw: ImageDraw.ImageDraw, box: Sequence[float], color: str, dash: float, width: float
 ) -> None:
     """Draw a dashed outline of a box, inclusive: it marks doubtful words without colour."""
-    left, top, right, bottom = map(round, box)
+    left, top, right, bottom, dash, width = map(round, (*box, max(dash, 2), max(width, 1)))
     for x in range(left, right, 2 * dash):
         end = min(x + dash - 1, right)
         draw.rectangle((x, top, end, top + width - 1), color)
@@ -174,6 +173,6 @@ def label(picture: Image.Image, word: str, *, doubtful: bool) -> Image.Image:
     box = (margin, bottom - 2 * size, margin + 2 * pad + round(font.getlength(text)), bottom)
     draw.rectangle(box, PAPER)
     if doubtful:
-        dashed_rectangle(draw, box, INK, dash=max(2, size // 3), width=max(1, size // 10))
+        dashed_rectangle(draw, box, INK, size // 3, size // 10)
     draw.text((margin + pad, bottom - size), text, INK, font, anchor="lm")
     return labelled

@@ -87,7 +87,8 @@ def contact_sheet(
         _draw_cell(sheet, corner, cell[0], picture, unit, panel, beside=letters)
     if note:
         corner = (margin + round(28 * unit), below + round(16 * unit))
-        _outline(sheet, (margin, below, *corner), unit)
+        outline = margin, below, *corner
+        dashed_rectangle(ImageDraw.Draw(sheet), outline, INK, 7 * unit, 3 * unit)
         legend.draw(sheet, (margin + swatch, below), color=MUTED)
     _draw_key(sheet, (margin, height - margin), unit, options, measure)
     return sheet
@@ -102,11 +103,6 @@ def _columns(count: int, cell: _Size) -> int:
         return abs(math.log(shape / 1.5)) + (rows * columns - count) / count
 
     return min(range(1, count + 1), key=cost)
-
-
-def _outline(sheet: Image.Image, box: tuple[int, int, int, int], unit: float) -> None:
-    dash, width = max(2, round(7 * unit)), max(1, round(3 * unit))
-    dashed_rectangle(ImageDraw.Draw(sheet), box, INK, dash=dash, width=width)
 
 
 def _draw_cell(
@@ -129,7 +125,7 @@ def _draw_cell(
     if panel and panel.doubtful:
         out = max(2, round(5 * unit))
         bounds = (left - out, y - out, left + picture.width + out, y + picture.height + out)
-        _outline(sheet, bounds, unit)
+        dashed_rectangle(draw, bounds, INK, 7 * unit, 3 * unit)
     y += picture.height + round(27 * unit)
     if panel is None:
         draw.text((x, y), "photo", MUTED, font, anchor="ls")

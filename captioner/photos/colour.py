@@ -30,18 +30,18 @@ def to_srgb(image: Image.Image, name: str) -> Image.Image:
         image = image.convert("LA")
     if image.mode == "F" or image.mode.startswith("I"):
         grey, hidden = _grey(image, name)
-        picture = _apply_profile(grey, image) or grey.convert("RGB")
+        picture = _to_rgb(grey, image)
         return picture if hidden is None else _composite(picture, hidden)
     if image.has_transparency_data and not _is_unused(image):
         return _over_white(image)
     plain = image
     if image.mode not in ("L", "RGB", "CMYK", "LAB"):
         plain = image.convert("L" if image.mode in ("1", "LA") else "RGB")
-    return _apply_profile(plain, image) or plain.convert("RGB")
+    return _to_rgb(plain, image)
 
 
-def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | None:
-    """Convert to sRGB by the profile of `source`; None if there is nothing to convert."""
+def _to_rgb(plain: Image.Image, source: Image.Image) -> Image.Image:
+    """Convert to RGB, by the profile or the numbers of `source` if it has any."""
     profile, numbers = source.info.get("icc_profile"), source.info.get("cicp")
     if plain.mode in ("L", "RGB") and numbers:
         return from_cicp(plain.convert("RGB"), *numbers)
@@ -49,10 +49,9 @@ def _apply_profile(plain: Image.Image, source: Image.Image) -> Image.Image | Non
         gamma = source.info.get("gamma", _GAMMA)
         if "srgb" not in source.info and 0.1 <= gamma <= 10 and abs(gamma / _GAMMA - 1) > 0.05:
             return from_gamma(plain, gamma).convert("RGB")
-    if not profile or plain.mode not in _SPACES:
-        return None
-    transform = _transform(bytes(profile), plain.mode)
-    return None if transform is None else ImageCms.applyTransform(plain, transform)
+    if profile and plain.mode in _SPACES and (transform := _transform(bytes(profile), plain.mode)):
+        return ImageCms.applyTransform(plain, transform) or plain
+    return plain.convert("RGB")
 
 
 @lru_cache(maxsize=8)
@@ -128,8 +127,7 @@ def _over_white(image: Image.Image) -> Image.Image:
     plain = layered.convert("RGB")
     if source.mode in ("L", "LA"):
         plain = layered.getchannel("R")
-    picture = _apply_profile(plain, source) or plain.convert("RGB")
-    return _composite(picture, layered.getchannel("A"))
+    return _composite(_to_rgb(plain, source), layered.getchannel("A"))
 
 
 def _composite(picture: Image.Image, opacity: Image.Image) -> Image.Image:

@@ -65,14 +65,9 @@ def check_bounds(config: Any, *, also: Iterator[str] | None = None) -> None:
         config: a dataclass.
         also: contradictions between fields; used only if every field is valid.
     """
-    problems = list(_problems(config)) or list(also or ())
-    if problems:
-        raise ConfigError("; ".join(problems))
-
-
-def _problems(config: Any) -> Iterator[str]:
     from pydantic import ValidationError
 
+    problems = []
     for name, field in _fields(config.__class__).items():
         value = getattr(config, name)
         if isinstance(value, np.generic):  # not an int for pydantic, and not for JSON
@@ -85,7 +80,9 @@ def _problems(config: Any) -> Iterator[str]:
             allowed = " or ".join(dict.fromkeys(wanted)).replace("Input should", "it should")
             is_number = any(item["type"].startswith(_RANGES) for item in error.errors())
             fault = "is out of range" if is_number else "is invalid"
-            yield f"{name} {repr(value)[:200]} {fault}: {allowed}"
+            problems.append(f"{name} {repr(value)[:200]} {fault}: {allowed}")
+    if problems := problems or list(also or ()):
+        raise ConfigError("; ".join(problems))
 
 
 @cache
