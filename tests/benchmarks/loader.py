@@ -17,9 +17,8 @@ import torch
 
 from captioner.photos.transform import Transform, TransformConfig
 from captioner.shared.archives import tar_members
-from captioner_training.data.batches import StageImages
 from captioner_training.data.images import CaptionedImage, ImageStore
-from captioner_training.data.pixels import ImageDataset
+from captioner_training.data.pixels import ImageDataset, load_pixels
 
 BATCH = 64
 
@@ -40,9 +39,8 @@ def main() -> None:
     )
     positions = random.Random(0).sample(range(len(dataset)), len(dataset))
     order = [positions[at : at + BATCH] for at in range(0, len(positions), BATCH)]
-    source = StageImages(photos=dataset, workers=options.workers, device=torch.device("cpu"))
     before, started = sum(os.times()[:4]), time.perf_counter()
-    with closing(source.batches(order, epoch=1)) as batches:
+    with closing(load_pixels(dataset, workers=options.workers, batch_sampler=order)) as batches:
         for _ in batches:
             pass
     seconds = time.perf_counter() - started

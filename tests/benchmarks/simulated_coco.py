@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from captioner.model.encoder import Encoder
 from captioner.photos.transform import Transform
 from captioner.vocabulary import Vocabulary
-from captioner_training.data.batches import StageBatches, StageImages, stage_sampler
+from captioner_training.data.batches import StageBatches, stage_sampler
 from captioner_training.data.captions import CaptionTable, Corpus
 from captioner_training.data.grids import CachedGrids, fits_on_gpu
 from captioner_training.data.images import CaptionedImage, ImageStore
@@ -45,15 +45,15 @@ CALIBRATED = 16  # photos for the statistics of a random encoder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repeated(StageImages):
-    """The first `count` images in place of any number of images."""
+class Repeated(StageBatches):
+    """Batches with the first `count` images in place of any number of images."""
 
     count: int
 
-    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
+    def load(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
         """Yield a tensor for each list of positions."""
         repeated = [[position % self.count for position in batch] for batch in order]
-        return super().batches(repeated, epoch=epoch)
+        return super().load(repeated, epoch=epoch)
 
 
 def simulate(name: str, device: torch.device, *, small: bool) -> None:
@@ -140,17 +140,14 @@ def run_epoch(
     grown = grow(grids.loaded, count) if grids is not None and grids.loaded is not None else None
     if grids is not None and grown is not None:
         grids.loaded = grown
-    images = Repeated(
-        photos=photos, grids=grids, workers=recipe.data.workers, device=device,
-        count=distinct if grown is None else count,
-    )  # fmt: skip
     captions = CaptionTable.of(
         corpus.train, corpus.vocabulary, maximum_length=recipe.data.maximum_length, device=device
     )
     sampler = stage_sampler(recipe, 0, captions, processes)
-    batches = StageBatches(
-        recipe=recipe, stage=stage_config, images=images, captions=captions, sampler=sampler
-    )
+    batches = Repeated(
+        recipe=recipe, stage=stage_config, photos=photos, grids=grids, captions=captions,
+        sampler=sampler, count=distinct if grown is None else count,
+    )  # fmt: skip
     stage = TrainState(model, processes=processes).begin_stage(recipe, steps=batches.steps)
     step = TrainStep(
         stage, recipe, objectives=stage_objectives(recipe, recipe.stages[0], corpus),

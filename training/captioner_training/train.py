@@ -30,7 +30,7 @@ from captioner.errors import GenerationError
 from captioner.inference.device import best_dtype
 from captioner.model.model import CaptionModel
 from captioner.photos.transform import Transform, TransformConfig
-from captioner_training.data.batches import BucketSampler, StageBatches, StageImages, stage_sampler
+from captioner_training.data.batches import BucketSampler, StageBatches, stage_sampler
 from captioner_training.data.captions import CaptionTable, Corpus, new_word_nats
 from captioner_training.data.grids import CachedGrids
 from captioner_training.data.images import CaptionedImage
@@ -226,12 +226,12 @@ class Run:
 
     def _batches(self) -> StageBatches:
         """Return the batches of the current stage."""
-        number, device = self.state.progress.stage, self.processes.device
+        number = self.state.progress.stage
         stage = self.recipe.stages[number]
         grids = None
         if stage.fine_tune_from is None:
             grids = self._encode(self.corpus.train)
-            grids.load(device)
+            grids.load(self.processes.device)
         photos = ImageDataset(
             self.corpus.train,
             Transform(_resized(self.recipe.transform, stage.size)),
@@ -243,9 +243,8 @@ class Run:
         return StageBatches(
             recipe=self.recipe,
             stage=stage,
-            images=StageImages(
-                photos=photos, grids=grids, workers=self.recipe.data.workers, device=device
-            ),
+            photos=photos,
+            grids=grids,
             captions=self.captions,
             sampler=self.samplers[number],
             any_style=any_style,

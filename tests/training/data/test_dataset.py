@@ -20,7 +20,7 @@ from captioner import DataError
 from captioner.photos.transform import Transform, TransformConfig
 from captioner.vocabulary import END, PAD, START
 from captioner_training.data import pixels as loader_module
-from captioner_training.data.batches import BucketSampler, StageBatches, StageImages, stage_sampler
+from captioner_training.data.batches import BucketSampler, StageBatches, stage_sampler
 from captioner_training.data.captions import CaptionTable
 from captioner_training.data.images import CaptionedImage, ImageStore
 from captioner_training.data.pixels import ImageDataset, split_loader
@@ -221,11 +221,8 @@ def test_random_crops_of_a_tall_photo_move_along_both_sides(tmp_path: Path) -> N
         assert abs(sum(across) / len(across) - 0.5) < 0.03
 
 
-class Nothing(StageImages):
-    def __init__(self) -> None:
-        pass
-
-    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[torch.Tensor]:
+class Nothing(StageBatches):
+    def load(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[torch.Tensor]:
         yield from (torch.zeros(len(batch), epoch) for batch in order)
 
 
@@ -236,8 +233,9 @@ def test_a_compiled_loss_gets_batches_of_few_shapes(*, compiled: bool) -> None:
     captions = [[[5] * length] * 6 for length in range(1, 9)]
     table = CaptionTable(captions, starts=[START] * 8, maximum_length=9)
     sampler = stage_sampler(recipe, 0, table, Processes(device=torch.device("cpu")))
-    batches = StageBatches(
-        recipe=recipe, stage=stages[0], images=Nothing(), captions=table, sampler=sampler
+    photos: Any = None
+    batches = Nothing(
+        recipe=recipe, stage=stages[0], photos=photos, captions=table, sampler=sampler
     )
     read = [part for parts in batches.epoch(0, skip=0, max_batches=4) for part in parts]
     # <start>, and up to eight words with <end>.

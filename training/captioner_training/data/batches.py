@@ -16,7 +16,7 @@ from torch import Tensor
 from captioner.errors import ConfigError
 from captioner_training.data.captions import CaptionTable
 from captioner_training.data.grids import CachedGrids
-from captioner_training.data.pixels import ImageDataset, Workers, load_pixels
+from captioner_training.data.pixels import ImageDataset, load_pixels
 from captioner_training.distributed import Processes
 from captioner_training.recipe import Recipe, Stage
 
@@ -34,25 +34,6 @@ class Batch(NamedTuple):
     images: Tensor
     tokens: Tensor
     positions: Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageImages:
-    """The training images of a stage: pixels from the loader, or the grids of a frozen encoder."""
-
-    photos: ImageDataset
-    grids: CachedGrids | None = None
-    workers: Workers
-    device: torch.device
-
-    def batches(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
-        """Yield the images of each list of positions, in order."""
-        if self.grids is not None:
-            return self.grids.batches(order)
-        self.photos.epoch, pinned = epoch, self.device.type == "cuda"
-        return load_pixels(
-            self.photos, workers=self.workers, batch_sampler=order, pin_memory=pinned
-        )
 
 
 class BucketSampler:
@@ -130,12 +111,15 @@ def stage_sampler(
 class StageBatches:
     """The batches of a stage of a recipe. Each process gets its share of every batch.
 
+    photos: the training images.
+    grids: the grids of a frozen encoder, in place of the pixels of the photos.
     any_style: the start token of the style `any`; None if `data.any_style` is 0.
     """
 
     recipe: Recipe
     stage: Stage
-    images: StageImages
+    photos: ImageDataset
+    grids: CachedGrids | None = None
     captions: CaptionTable
     sampler: BucketSampler
     any_style: int | None = None
@@ -155,13 +139,21 @@ class StageBatches:
         starts = self._starts(number)
         compiled = self.recipe.compiles(self.stage, steps=self.steps, device=self.captions.device)
         read = partial(self.captions.batch, few_shapes=compiled)
-        with closing(self.images.batches(order, epoch=number)) as loaded:
+        with closing(self.load(order, epoch=number)) as loaded:
             parts = (
                 Batch(images, read(positions, starts), positions)
                 for positions, images in zip(order, loaded, strict=True)
             )
             while batch := list(islice(parts, self.stage.accumulate)):
                 yield batch
+
+    def load(self, order: Sequence[Sequence[int]], *, epoch: int) -> Generator[Tensor]:
+        """Yield the grids or pixels of each list of positions, in order."""
+        if self.grids is not None:
+            return self.grids.batches(order)
+        self.photos.epoch, pinned = epoch, self.captions.device == "cuda"
+        workers = self.recipe.data.workers
+        return load_pixels(self.photos, workers=workers, batch_sampler=order, pin_memory=pinned)
 
     def _starts(self, epoch: int) -> Tensor | None:
         """Draw the start tokens of an epoch; None: those of the captions."""
