@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,8 +24,8 @@ class SameConv2d(nn.Conv2d):
         super().__init__(
             conv.in_channels,
             conv.out_channels,
-            cast(tuple[int, int], conv.kernel_size),
-            cast(tuple[int, int], conv.stride),
+            conv.kernel_size[0],
+            conv.stride[0],
             groups=conv.groups,
             bias=conv.bias is not None,
         )

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
@@ -188,21 +189,14 @@ def _timm_stages(full_name: str, stride: int, last_stage: int | None, pretrained
     # A checkpoint may carry any name, and timm would download names such as hf-hub:USER/MODEL.
     if not (re.fullmatch(r"[\w.]+", name) and timm.is_model(name)):
         raise ConfigError(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
-
-    def make(**settings: Any) -> tuple[Any, int, int]:
-        if last_stage is not None:
-            settings["out_indices"] = (last_stage,)
-        network: Any = timm.create_model(
-            name, pretrained=pretrained, features_only=True, **settings
-        )
-        features = network.feature_info
-        return network, features.reduction()[-1], features.channels()[-1]
-
+    settings: dict[str, Any] = {} if last_stage is None else {"out_indices": (last_stage,)}
+    make = partial(timm.create_model, name, pretrained=pretrained, features_only=True, **settings)
     with _downloads(full_name) if pretrained else nullcontext():
         try:
-            network, own_stride, channels = make()
-            if own_stride != stride:
-                network, own_stride, channels = make(output_stride=stride)
+            network: Any = make()
+            if network.feature_info.reduction()[-1] != stride:
+                network = make(output_stride=stride)
+            channels = network.feature_info.channels()[-1]
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"timm cannot build {name} with stride {stride} and last_stage {last_stage} "

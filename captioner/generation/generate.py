@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -71,9 +72,8 @@ def generate(
     if consensus is not None and config.uses_consensus:
         search = replace(config, captions=config.beam_size)
         beams = _search(decoder, features, begin, search, constraints, graphs)
-        orders = consensus.order(features, [[part.tokens for part in beam] for beam in beams])
-        pairs = zip(beams, orders, strict=True)
-        return [[beam[at] for at in order[: config.captions]] for beam, order in pairs]
+        ranked = consensus.rank(features, beams, attrgetter("tokens"))
+        return [beam[: config.captions] for beam in ranked]
     if config.uses_beam:
         return _search(decoder, features, begin, config, constraints, graphs)
     choose: Callable[[Tensor], Tensor] = partial(torch.argmax, dim=-1)

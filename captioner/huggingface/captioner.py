@@ -136,9 +136,7 @@ class HuggingFaceCaptioner(Captioner):
         sentences = self._generate(features, config, count)
         beams = [sentences[first : first + count] for first in range(0, len(sentences), count)]
         if consensus is not None:
-            words = [[sentence.hypothesis.tokens for sentence in beam] for beam in beams]
-            orders = consensus.order(grid.features, words)
-            beams = [[beam[at] for at in order] for beam, order in zip(beams, orders, strict=True)]
+            beams = consensus.rank(grid.features, beams, attrgetter("hypothesis.tokens"))
         beams = [beam[: config.captions] for beam in beams]
         effects = [
             [self._effects(image, sentence) if check_attention else None for sentence in beam]
@@ -150,21 +148,17 @@ class HuggingFaceCaptioner(Captioner):
     def _generate(self, features: Tensor, config: GenerationConfig, count: int) -> list[_Sentence]:
         """Generate `count` sentences for each image (B, L', D), in total B * count."""
         images = features.repeat_interleave(count, 0)
-        settings: dict[str, Any] = {
-            "max_new_tokens": config.maximum_length,
-            "min_new_tokens": config.minimum_length or None,
-            "no_repeat_ngram_size": config.no_repeat_ngram,
-            "length_penalty": config.length_penalty,
-            "num_beams": config.beam_size if config.uses_beam else 1,
-            "do_sample": False,
-        }
-        given = features
-        if config.sample:
-            given, settings["logits_processor"] = images, [_Noise(config, count, self.device)]
-        else:
-            settings["num_return_sequences"] = count
         output = self.model.generate(
-            pixel_values=given.unsqueeze(1), return_dict_in_generate=True, **settings
+            pixel_values=(images if config.sample else features).unsqueeze(1),
+            num_return_sequences=1 if config.sample else count,
+            logits_processor=[_Noise(config, count, self.device)] if config.sample else None,
+            max_new_tokens=config.maximum_length,
+            min_new_tokens=config.minimum_length or None,
+            no_repeat_ngram_size=config.no_repeat_ngram,
+            length_penalty=config.length_penalty,
+            num_beams=config.beam_size if config.uses_beam else 1,
+            do_sample=False,
+            return_dict_in_generate=True,
         )
         cache = _of_images(output.cache, len(features), count)
         return self._read(images, output.sequences, config, cache)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,18 +78,24 @@ class Consensus:
         pairs = enumerate(self.grams.tolist())
         return {(first,) if second < 0 else (first, second): row for row, (first, second) in pairs}
 
-    def order(self, features: Tensor, beams: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
-        """Rank the sentences (as tokens) of B photos by expected CIDEr.
+    def rank(
+        self, features: Tensor, beams: Sequence[Sequence[T]], tokens: Callable[[T], Sequence[int]]
+    ) -> list[list[T]]:
+        """Sort the sentences of B photos by expected CIDEr, best first.
 
-        Returns, for each photo of the grids (B, L, D), the indices of its sentences, best first.
+        Args:
+            features: (B, L, D), the photos' grids.
+            beams: the sentences of each photo.
+            tokens: returns the tokens of a sentence.
         """
         means = features.float().mean(dim=1).cpu().numpy()
-        orders = []
-        for offset, sentences in zip(means - self.feature_mean, beams, strict=True):
-            expected = self.expect(offset, sentences)
+        ranked = []
+        for offset, beam in zip(means - self.feature_mean, beams, strict=True):
+            expected = self.expect(offset, [*map(tokens, beam)])
             # Sorting is stable, so equally good sentences stay in the order of the beam.
-            orders.append(sorted(range(len(expected)), key=expected.__getitem__, reverse=True))
-        return orders
+            order = sorted(range(len(beam)), key=expected.__getitem__, reverse=True)
+            ranked.append([beam[at] for at in order])
+        return ranked
 
     def expect(self, offset: NDArray[Any], sentences: Sequence[Sequence[int]]) -> list[float]:
         """Return the expected CIDEr, 0 to 1, of a photo's sentences.

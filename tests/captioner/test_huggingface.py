@@ -78,6 +78,12 @@ def reference(folder: Path) -> Any:
     return model.eval()
 
 
+def generate(folder: Path, captioner: Any, squares: Any, **settings: Any) -> Any:
+    """Generate with transformers alone."""
+    pixels = captioner.transform.normalize(torch.as_tensor(squares))
+    return reference(folder).generate(pixel_values=pixels, return_dict_in_generate=True, **settings)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("beam_size", "captions"), [(1, 1), (3, 2)])
 def test_sentences_and_scores_are_those_of_generate(
@@ -93,17 +99,11 @@ def test_sentences_and_scores_are_those_of_generate(
         no_repeat_ngram=2,
     )
     generated = captioner.generate_batch(squares, config)
-    said = reference(folders[kind]).generate(
-        pixel_values=captioner.transform.normalize(torch.as_tensor(squares)),
-        num_beams=beam_size,
-        num_return_sequences=captions,
-        min_new_tokens=7,
-        max_new_tokens=12,
-        no_repeat_ngram_size=2,
-        length_penalty=0.5 if beam_size > 1 else None,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
+    said = generate(
+        folders[kind], captioner, squares,
+        num_beams=beam_size, num_return_sequences=captions, min_new_tokens=7, max_new_tokens=12,
+        no_repeat_ngram_size=2, length_penalty=0.5 if beam_size > 1 else None, output_scores=True,
+    )  # fmt: skip
     texts = captioner.tokenizer.batch_decode(said.sequences, skip_special_tokens=True)
     hypotheses = [hypothesis for beam in generated.hypotheses for hypothesis in beam]
     for hypothesis, text in zip(hypotheses, texts, strict=True):
@@ -122,13 +122,8 @@ def test_attention_is_that_of_the_steps_of_generate(
     captioner, squares = captioners[kind], noise(8)
     config = captioner.generation.changed(beam_size=1, maximum_length=6)
     beams = captioner.generate_batch(squares, config).hypotheses
-    said = reference(folders[kind]).generate(
-        pixel_values=captioner.transform.normalize(torch.as_tensor(squares)),
-        num_beams=1,
-        max_new_tokens=6,
-        return_dict_in_generate=True,
-        output_attentions=True,
-    )
+    settings = {"num_beams": 1, "max_new_tokens": 6, "output_attentions": True}
+    said = generate(folders[kind], captioner, squares, **settings)
     steps = said.attentions if kind == "git" else said.cross_attentions
     tokens = 1 + (SIZE // 8) ** 2  # with the class token
     compared = 0

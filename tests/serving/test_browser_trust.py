@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +64,7 @@ def test_photos_are_judged_and_sentences_ranked_as_in_the_library(tmp_path: Path
     ]
     features = torch.from_numpy(grids)
     assert trust.consensus is not None
-    orders = trust.consensus.order(features, [[one.tokens for one in beam] for beam in beams])
-    ranked = [[beam[at] for at in order] for beam, order in zip(beams, orders, strict=True)]
+    ranked = trust.consensus.rank(features, beams, attrgetter("tokens"))
     expected, familiarities = trust.assess(pool(features), ranked)
     assert [value < UNFAMILIAR for value in familiarities] == [False, False, True]
 
