@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from captioner.checkpoint import Checkpoint
 from captioner.hub import is_hub_name
 from captioner.shared.text import counted
 from captioner_training.recipe import Recipe
-from captioner_training.report.measures import markdown_table, number
+from captioner_training.report.measures import Report, markdown_table, number
 from captioner_training.run_folder import read_json, read_recipe
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 _BUNDLED = "checkpoint bundled with Captioner (trained on Flickr8k and COCO, for research use)"
 _SCORER = "Treebank tokens"
@@ -85,7 +89,7 @@ def write_card(
 
     Returns the card as Markdown, and what it lacks: "license" or "data".
     """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import ModelCard, ModelCardData
 
     note = read_json(folder / "finished.json") or {}
     recipe = read_recipe(note.get("recipe") or read_json(folder / "recipe.json"))
@@ -95,30 +99,17 @@ def write_card(
         "initial weights": None if recipe is None else _origin(recipe),
         "licence": license,
     }
-    row, results = list[str](), list[EvalResult]()
-    if isinstance(gain := note.get("gain"), Mapping) and recipe is not None:  # see conclusion
-        name, beam = data or recipe.name, recipe.generation.beam_size
-        photos, cider = f"{gain['images']:,}", number(gain, "after", 1)
-        row = [name, gain["split"], photos, _SCORER, str(beam), cider]
-        results = [
-            EvalResult(
-                task_type=_TASK,
-                dataset_type=name,
-                dataset_name=name,
-                dataset_split=gain["split"],
-                metric_type="cider",
-                metric_name=f"CIDEr ({_SCORER}, beam {beam})",
-                metric_value=round(gain["after"], 1),
-            )
-        ]
+    gain, row, result = note.get("gain"), list[str](), None
+    if isinstance(gain, Mapping) and recipe is not None:
+        row, result = _score(gain, recipe, data or recipe.name)
     card = ModelCard.from_template(
         ModelCardData(
             license=license,
             library_name="captioner",
             pipeline_tag=_TASK,
             tags=["image-captioning", "attention", "captioner"],
-            model_name=checkpoint.name if results else None,
-            eval_results=results or None,
+            model_name=checkpoint.name if result else None,
+            eval_results=[result] if result else None,
         ),
         template_str=_TEMPLATE,
         repository=repository,
@@ -130,6 +121,23 @@ def write_card(
     )
     missing = [name for name, value in (("license", license), ("data", data)) if not value]
     return str(card.content), missing
+
+
+def _score(gain: Report, recipe: Recipe, data: str) -> tuple[list[str], EvalResult]:
+    """Return the score of a run, see conclusion.measure_gain, as a table row and as metadata."""
+    from huggingface_hub import EvalResult
+
+    split, beam = gain["split"], recipe.generation.beam_size
+    row = [data, split, f"{gain['images']:,}", _SCORER, str(beam), number(gain, "after", 1)]
+    return row, EvalResult(
+        task_type=_TASK,
+        dataset_type=data,
+        dataset_name=data,
+        dataset_split=split,
+        metric_type="cider",
+        metric_name=f"CIDEr ({_SCORER}, beam {beam})",
+        metric_value=round(gain["after"], 1),
+    )
 
 
 def _describe(checkpoint: Checkpoint, *, has_trust: bool) -> Iterator[tuple[str, str]]:
