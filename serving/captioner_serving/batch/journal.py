@@ -181,11 +181,11 @@ class Journal(Closing):
             self.counts[RECORDS] += 1
         with_record, errors, end = {}, self.files.errors, 0
         for name, line in _read_lines(errors) if errors.exists() else ():
-            if _OUTPUT_ERROR in line:
-                if name not in self.done:  # killed during a commit
-                    os.truncate(errors, end)
-                    break
+            if name in self.done:  # its sidecar failed; in a retry, perhaps the photo too
                 with_record[name] = line
+            elif _OUTPUT_ERROR in line:  # killed during a commit
+                os.truncate(errors, end)
+                break
             self.failed.add(name)
             end += len(line)
         if retry_errors:

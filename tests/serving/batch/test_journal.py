@@ -115,6 +115,13 @@ def test_a_killed_retry_is_resumed(tmp_path: Path) -> None:
         assert again.failed == set(map(digest, "ce"))
     with Journal(files, settings, retry_errors=True) as last:
         assert (last.counts, last.done) == ([3, 0], set(map(digest, "ab")))
+        last.add(failure("e") | {"error": {"type": "image-empty"}})  # now the photo fails too
+        last.commit()
+        last.finish()
+    with Journal(files, settings) as after:
+        assert (after.counts, after.failed) == ([3, 1], {digest("e")})
+    with Journal(files, settings, retry_errors=True) as last:
+        assert last.done == set(map(digest, "ab"))
         last.add(record("e"))
         last.commit()
         last.finish()
