@@ -115,6 +115,21 @@ def test_sentences_and_scores_are_those_of_generate(
         assert scores == pytest.approx(said.sequences_scores.tolist(), abs=1e-4)
 
 
+def test_any_of_several_end_tokens_ends_a_sentence(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(folders["vit-gpt2"], folder := tmp_path / "several")
+    model, pixels = reference(folder), load(folder).transform.normalize(torch.as_tensor(noise(1)))
+    tokens = model.generate(pixel_values=pixels, max_new_tokens=9)[0].tolist()
+    end = next(at for at in range(3, len(tokens)) if tokens[at] not in tokens[:at])
+    edit_json(folder / "generation_config.json", eos_token_id=[0, tokens[end]])
+    captioner = load(folder)
+    config = captioner.generation.changed(beam_size=1, maximum_length=9)
+    ((hypothesis,),) = captioner.generate_batch(noise(1), config).hypotheses
+    text = captioner.tokenizer.decode(tokens[1:end])
+    assert "".join(captioner.vocabulary.decode(hypothesis.tokens)) == "".join(text.split())
+
+
 @pytest.mark.parametrize("kind", ["vit-gpt2", "git"])  # BLIP's `generate` returns none
 def test_attention_is_that_of_the_steps_of_generate(
     kind: str, folders: dict[str, Path], captioners: dict[str, Any]

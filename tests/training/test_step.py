@@ -61,7 +61,7 @@ def test_a_stage_carries_over_the_averaged_weights_of_an_epoch(
             assert begun.count_epoch(Score(cider, surprise)) == (len(averages) == 1)
     assert state.progress.epochs_without_improvement == 2 and state.progress.stage_step == 3
     assert not torch.equal(averages[0], averages[2])
-    saved = state.state_dict()
+    saved = copy.deepcopy(state.state_dict())  # as in a file
     begun.end()
     assert torch.equal(model.decoder.embedding.weight, averages[epoch])
     assert (state.progress.stage, state.progress.epoch, state.progress.best[0]) == (1, 0, 10.0)

@@ -88,6 +88,7 @@ BODIES: dict[str, tuple[bytes, str | None, int]] = {
     ),
     "a type without end": (END, f'{TYPE}; x="{";" * 50_000}', 400),
     "too large": (part(bytes(21_000_000)) + END, TYPE, 413),
+    "too large together": (part(bytes(10_500_000)) * 2 + END, TYPE, 413),
 }  # fmt: skip
 
 

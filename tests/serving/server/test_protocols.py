@@ -377,6 +377,11 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
                      {"role": "assistant", "content": "Something else."},
                      {"role": "user", "content": "and now?"}],
     }),
+    "an example for the model": ("/api/chat", {
+        "stream": False,
+        "messages": [{"role": "system", "content": "As here.", "images": [OTHER]},
+                     {"role": "user", "content": "what?", "images": [CODED]}],
+    }),
     "TagGUI: no model, text and photo apart": ("/v1/chat/completions", {
         "model": "null", "max_new_tokens": 100, "rep_pen": 1.0, "do_sample": False,
         "messages": [{"role": "system", "content": "You are image captioning expert."},

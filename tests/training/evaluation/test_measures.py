@@ -120,8 +120,9 @@ def test_a_split_is_captioned_as_photos_are(
 
 
 def test_the_cross_entropy_of_references_is_in_nats_per_token(
-    images: list[CaptionedImage], captioner: Captioner
+    images: list[CaptionedImage], captioner: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Captioner, "batch_size", 2)
     decoder, vocabulary = captioner.checkpoint.model.decoder, captioner.vocabulary
     with torch.no_grad():  # every word has the same probability everywhere, that of the bias
         for weights in decoder.parameters():
@@ -129,14 +130,17 @@ def test_the_cross_entropy_of_references_is_in_nats_per_token(
         decoder.output_bias[vocabulary.encode(["dog"])] = 3.0
     captioner = Captioner(captioner.checkpoint, device="cpu", dtype="float32")
     # 14 tokens: "dog" has e^3 / (e^3 + 13), each other 1 / (e^3 + 13). Of the eight tokens of an
-    # image's references, "a dog runs" and "the red ball" with their ends, one is "dog".
-    total = math.exp(3) + 13
-    nats = (8 * math.log(total) - 3) / 8
+    # image's references, "a dog runs" and "the red ball" with their ends, one is "dog". The third
+    # image, in a batch of its own, has two in three.
+    total = math.log(math.exp(3) + 13)
+    images[2] = replace(images[2], captions=("dog dog",), words=(("dog", "dog"),))
     report = measured(captioner, images[:3], calibration=True, beam_size=1).report
     calibration = report["calibration"]
-    assert calibration["cross_entropy"] == pytest.approx(nats)
-    # All are alike. Bootstrap samples overestimate the calibration error, so it has no interval.
-    assert calibration["intervals"] == {"cross_entropy": pytest.approx([nats, nats])}
+    assert calibration["cross_entropy"] == pytest.approx(total - 12 / 19)
+    # All three draws are of the third image with a probability of 1 / 27, of others with 8 / 27.
+    # Bootstrap samples overestimate the calibration error, so it has no interval.
+    low, high = total - 2, total - 3 / 8
+    assert calibration["intervals"] == {"cross_entropy": pytest.approx([low, high])}
 
 
 def test_a_measure_that_fails_leaves_the_others_complete(

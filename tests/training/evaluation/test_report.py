@@ -192,12 +192,16 @@ def test_photos_whose_captions_changed_most_have_both_captions(
         change = 30.0 * (at - 1) if at < 4 else 0.0
         row["caption"], row["CIDEr"] = f"رجل يركب {at}", row["CIDEr"] - change
     (tmp_path / "other.json").write_text(json.dumps(other))
-    command = ("--compare", tmp_path / "other.json", "--report", tmp_path)
+    same = evaluated.report / "report.json"
+    command = ("--compare", same, tmp_path / "other.json", "--report", tmp_path)
     assert run_main(*evaluated.command(evaluated.captions, *command)).returncode == 0
     page = (tmp_path / "report.html").read_text()
     assert re.findall(r'class="label"[^>]*>([+-]\d+)<', page) == ["+60", "+30", "-30"]
     assert "<bdi>رجل يركب 3</bdi>" in page  # Arabic runs from right to left, whatever is around it
-    (part,) = json.loads((tmp_path / "report.json").read_text())["comparisons"]
+    report = json.loads((tmp_path / "report.json").read_text())
+    for at, row in enumerate(report["per_image"]):
+        assert [pair["caption"] for pair in row["others"]] == [row["caption"], f"رجل يركب {at}"]
+    _, part = report["comparisons"]
     low, high = part["intervals"]["CIDEr"]
     assert part["CIDEr"] == pytest.approx(12)
     assert f"+12.0 <i>[{low:.1f}, {high:.1f}]" in page

@@ -18,12 +18,14 @@ from tests.node import run_module
 STATIC = ROOT / "serving" / "captioner_serving" / "server" / "static"
 CHOOSE = """
 const [module, record] = process.argv.slice(-2);
-const { chooseSentence, dashedOf, doubtOf, stateOf } = await import(module);
+const { chooseSentence, dashedOf, doubtOf, stateOf, worstFirst } = await import(module);
 const of = (sentence) => ({ record: JSON.parse(record), sentence });
 const chosen = [0, 1, 2].map((number) => chooseSentence(JSON.parse(record), number));
 const states = [0, 1, 2].map((number) => stateOf(of(number)));
 const doubts = chosen.map((one, at) => doubtOf(one, states[at]));
-console.log(JSON.stringify({ chosen, states, doubts }));
+const photos = [of(1), { record: { ...JSON.parse(record), trust: 0.8 }, sentence: 0 }];
+const order = worstFirst(photos).map((photo) => photos.indexOf(photo));
+console.log(JSON.stringify({ chosen, states, doubts, order }));
 """
 
 RECORDS = """
@@ -71,6 +73,7 @@ def test_another_sentence_has_the_trust_and_warning_that_the_library_gives_it(
         "states": ["likely wrong", "likely right", ""],
         # The two words with the lowest trust; words without trust are never named.
         "doubts": ["Likely wrong: check “two” and “red”.", "Likely right.", ""],
+        "order": [1, 0],  # of trusts of 0.9 and 0.8
     }
 
 
