@@ -303,6 +303,7 @@ REFUSED: Refusals = {
     "convert r.jsonl --to c.xlsx": (2, "it must end in .jsonl, .csv, .parquet, .json"),
     "convert t.csv --to c.json": (2, "t.csv does not have the complete records"),
     "convert t.csv --sidecar json": (2, "leave out --sidecar json"),
+    "convert t.csv --sidecar txt --keywords": (2, "leave out --keywords"),
     "convert r.jsonl --to no/c.csv": (1, "there is no folder"),
     "convert gone.jsonl --to c.csv": (1, "gone.jsonl cannot be read"),
     "convert r.jsonl --to c.csv --replace man": (2, "write OLD=NEW"),

@@ -157,9 +157,6 @@ def test_records_without_trust_or_words_are_a_sentence(folder: Path, run_main: R
         result = run_main("convert", f"{name}.jsonl", "--keywords", "--to", "x.jsonl")
         assert result.returncode > 0 and said in result.stderr
     assert not (folder / "x.jsonl").exists()
-    (folder / "t.csv").write_text("image,caption,score\na.jpg,a dog,-1\n")
-    result = run_main("convert", "t.csv", "--keywords", "--sidecar", "txt")
-    assert result.returncode == 2 and "leave out --keywords" in result.stderr
 
 
 def test_caption_prints_keywords(

@@ -97,7 +97,7 @@ class Paced:
 
     def _caption(self, images: Sequence[Any], _: JobSettings) -> Sequence[Any]:
         self.batches.append("".join(images))
-        assert self.going.acquire(timeout=60)
+        assert self.going.acquire(timeout=300)
         self.now += self.seconds
         return images
 
@@ -118,7 +118,7 @@ class Paced:
     def waits(self) -> bool:
         return not self.soon(lambda: self.batcher.busy_since is not None, 0.5)
 
-    def soon(self, true: Callable[[], object], seconds: float = 60.0) -> bool:
+    def soon(self, true: Callable[[], object], seconds: float = 300.0) -> bool:
         deadline = time.perf_counter() + seconds
         while not true() and time.perf_counter() < deadline:
             time.sleep(0.005)

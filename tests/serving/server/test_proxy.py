@@ -66,7 +66,7 @@ def test_the_page_and_its_parts_are_found_below_the_prefix(client: httpx.Client)
     assert client.get("page/static/page.js").status_code == 200
     assert client.get("page/samples/coffee").content == (SAMPLES / "coffee.jpg").read_bytes()
     assert "/captioner/static-offline-docs/" in client.get("docs").text
-    assert httpx.get(str(client.base_url)[:-1], follow_redirects=True).status_code == 200
+    assert client.get(str(client.base_url)[:-1], follow_redirects=True).status_code == 200
 
 
 def test_a_post_of_the_page_itself_is_of_this_site(client: httpx.Client) -> None:

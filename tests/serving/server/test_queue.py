@@ -76,7 +76,7 @@ def waiting(
     lines = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     where = urlsplit(url)
     place = (str(where.hostname), where.port or 80)
-    with socket.create_connection(place, 60, (bindable(address), 0)) as peer:
+    with socket.create_connection(place, 300, (bindable(address), 0)) as peer:
         peer.sendall(f"POST /api/caption HTTP/1.1\r\n{lines}\r\n".encode() + request.read())
         yield peer
 

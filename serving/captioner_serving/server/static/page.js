@@ -3,7 +3,7 @@
 import * as album from "./album.js";
 import { listen } from "./intake.js";
 import { copyToKeep, copyToSend } from "./photo.js";
-import { altText, chooseSentence, defaultText, isToReview, readTexts } from "./record.js";
+import { chooseSentence, defaultText, isToReview, readTexts } from "./record.js";
 import { likely, percent } from "./sentence.js";
 import * as server from "./server.js";
 import { listenToSettings, supported } from "./settings.js";
