@@ -230,10 +230,8 @@ def build_optimizer(model: CaptionModel, recipe: Recipe, stage: Stage) -> AdamW:
     rates = (stage.learning_rate, 1e-4 if slow is None else slow)
     for module, rate in zip((model.decoder, model.encoder), rates, strict=True):
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        matrices = [parameter for parameter in trained if parameter.ndim > 1]
-        vectors = [parameter for parameter in trained if parameter.ndim <= 1]
-        for parameters, decay in ((matrices, recipe.weight_decay), (vectors, 0.0)):
-            if parameters:
+        for is_matrix, decay in ((True, recipe.weight_decay), (False, 0.0)):
+            if parameters := [each for each in trained if (each.ndim > 1) is is_matrix]:
                 groups.append({"params": parameters, "lr": rate, "weight_decay": decay})
     # The usual epsilon of 1e-8 would amplify rounding errors of almost zero gradients, so that runs
     # on two machines would drift apart.

@@ -192,11 +192,9 @@ class Run:
     ) -> None:
         """Take the remaining steps of an epoch, then validate."""
         progress = stage.progress
-        left = batches.epoch(
-            progress.epoch, skip=progress.step, max_batches=stage.steps - progress.stage_step
-        )
+        left = stage.steps - progress.stage_step
         with self.log.epoch_bar(stage, images=batches.sampler.size):
-            for parts in left:
+            for parts in batches.epoch(progress.epoch, skip=progress.step, max_batches=left):
                 values = step(parts)
                 stage.count_step(values)
                 self.log.step(values)

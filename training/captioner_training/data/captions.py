@@ -62,7 +62,7 @@ class CaptionTable:
 
     @classmethod
     def of(
-        cls, images: Iterable[CaptionedImage], vocabulary: Vocabulary, **options: Any
+        cls, images: Sequence[CaptionedImage], vocabulary: Vocabulary, **options: Any
     ) -> CaptionTable:
         """Encode the captions of images; `options` are those of the constructor."""
         captions = [[vocabulary.encode(words) for words in image.words] for image in images]
