@@ -18,7 +18,7 @@ from PIL import Image
 
 from captioner import Captioner, GenerationConfig
 from captioner.caption import Alternative, Caption, Word
-from captioner.errors import ConfigError, ImageNotFoundError
+from captioner.errors import ConfigError, ImageNotFoundError, ImageTooLargeError
 from captioner.photos.transform import Box
 from captioner.record import ModelRecord
 from captioner.shared.text import json_line
@@ -106,6 +106,23 @@ def test_the_overlay_is_that_of_the_word(caption: Caption) -> None:
     # The second word looks at the cell in row 1, column 1 of 2 x 3.
     lit = [by_position.getpixel(at) != plain.getpixel(at) for at in ((45, 45), (45, 15), (75, 45))]
     assert lit == [True, False, False]
+
+
+def test_pictures_name_the_head(caption: Caption) -> None:
+    words = (replace(word, heads=np.stack([word.attention] * 2)) for word in caption.words)
+    alike = changed(caption, words=tuple(words))
+    for draw in (alike.contact_sheet, lambda head: alike.animation(head=head)[0]):
+        mean, first, second = (draw(head=head) for head in (None, 1, 2))
+        assert mean != first != second != mean
+
+
+def test_a_photo_that_was_captioned_is_drawn_whatever_its_size(
+    caption: Caption, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner.caption.MAX_PIXELS", 90 * 60 - 1)
+    assert caption.overlay("cup").size == (90, 60)
+    with pytest.raises(ImageTooLargeError):  # a record may name any file
+        replace(caption, size=None).overlay("cup")
 
 
 def test_pictures_need_a_photo(caption: Caption) -> None:

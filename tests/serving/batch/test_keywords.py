@@ -76,6 +76,9 @@ def test_keywords_are_a_column_a_comma_list_and_a_bag(folder: Path, run_main: Ru
         assert [row["keywords"] for row in csv.DictReader(file)] == ["man, sea", "", ""]
     assert [(folder / f"{name}.txt").read_text() for name in "abc"] == ["man, sea\n", "\n", "\n"]
     assert (folder / "a.caption").read_text() == "a man and dog sea man\n"
+    (folder / "a.txt").write_text("holiday\nMan, x\n")
+    run_main("convert", "r.jsonl", "--keywords", "--sidecar", "txt", "--existing", "append")
+    assert (folder / "a.txt").read_text() == "holiday, Man, x, sea\n"
     # A table that was edited has the keywords of its column.
     (folder / "k.csv").write_text((folder / "k.csv").read_text().replace("man, sea", "man,Beach"))
     for _ in range(2):

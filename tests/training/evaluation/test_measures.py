@@ -154,6 +154,8 @@ def test_a_measure_that_fails_leaves_the_others_complete(
         assert report[part]["error"]["detail"] == reason
         assert f"captioner: {part}: {reason}" in printed
     assert report["calibration"]["tokens"] == 3 * 2 * 4 and not evaluation.is_complete
+    whole = measured(captioner, images[:3], beam_size=1)
+    assert whole.is_complete and not replace(whole, others=[evaluation]).is_complete
 
 
 def test_the_deletion_test_keeps_content_words_and_function_words_apart() -> None:

@@ -106,12 +106,16 @@ def test_page_markdown_and_json_have_what_is_printed(evaluated: Evaluated) -> No
 
 def test_a_table_says_what_was_scored_and_how(evaluated: Evaluated, run_main: Run) -> None:
     folder = evaluated.folder / "table"
+    other = json.loads((evaluated.report / "report.json").read_text())
+    other["deletion"] = {"error": {"detail": "its disk was full"}}
     command = (
         "evaluate", evaluated.folder, "--split", "val", "--checkpoint", evaluated.checkpoint,
         "--device", "cpu", "--dtype", "float32", "--beam-size", 2,
-        "--compare", evaluated.report / "report.json",
+        "--compare", evaluated.write("other.json", other),
     )  # fmt: skip
-    table = run_main(*command, "--report", folder).stdout
+    done = run_main(*command, "--report", folder)
+    table = done.stdout
+    assert done.returncode == 0 and "\ndeletion       failed: its disk was full\n" in table
     report = json.loads((folder / "report.json").read_text())
     assert max(map(len, table.splitlines())) <= 80
     text = " ".join(table.split())
