@@ -111,6 +111,14 @@ def test_a_png_is_judged_by_the_checksums_of_its_pixels(mode: str) -> None:
                 open_image(bytes(damaged))
 
 
+def test_the_first_exif_of_a_jpeg_is_used() -> None:
+    first, other = (encode(draw(), "JPEG", exif=exif(turn)) for turn in (6, 1))
+    start = other.index(b"\xff\xe1")
+    end = start + 2 + int.from_bytes(other[start + 2 : start + 4], "big")
+    data = first[:end] + other[start:end] + first[end:]
+    assert open_image(data).size == draw().size[::-1]
+
+
 def test_exif_after_the_pixels_of_a_png_is_used() -> None:
     data = encode(draw(), "PNG", exif=exif(6))
     start = data.index(b"eXIf") - 4
