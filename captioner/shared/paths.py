@@ -79,6 +79,11 @@ def is_web_address(name: str) -> bool:
     return name.lower().startswith(("http://", "https://"))
 
 
+def absolute(path: Path) -> Path:
+    """Return an absolute path without `..`. Links are not followed: targets may be hashes."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - Path.resolve follows links
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return ", did you mean X?" with the closest of `names`; "" if none is close.
 
@@ -90,12 +95,14 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def there_is_no(what: str, path: Path) -> str:
-    """Return the message that a file or folder does not exist, and suggest a similar name.
+    """Return the message that a file or folder does not exist; suggest a similar name, if any.
 
     >>> there_is_no("folder", Path("/nowhere/photos"))
     'there is no folder /nowhere/photos: /nowhere does not exist'
     """
     text = f"there is no {what} {path}"
+    if path.exists():
+        return f"{path} is not a {what}: name another"
     try:
         near = _nearest(path.name, (entry.name for entry in path.parent.iterdir()))
     except OSError:

@@ -225,6 +225,8 @@ REFUSED: Refusals = {
     "--encoder_weights bundled": (1, "is not mobilenet_v3_small: set --encoder_weights"),
     "--encoder_weights no.st": (1, "no file no.st"),
     "--weights no.st": (1, "no file no.st"),
+    "--weights data": (1, "data is not a file"),
+    "--stages.1.objectives.self_critical 1": (2, "the setting 1 is invalid"),
     f"{TINY} --decoder.hidden_dim 25": (1, "hidden_dim is 25 in the recipe, 24"),
     "--weights bundled": (1, "or start without it: --weights null --encoder_weights"),
     f"{TINY} --data.tokenizer characters": (1, "data.tokenizer is"),

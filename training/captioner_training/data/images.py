@@ -18,7 +18,7 @@ from captioner.errors import DataError, ImageError
 from captioner.generation.beam_search import Hypothesis
 from captioner.photos.open import open_image
 from captioner.shared.archives import tar_members
-from captioner.shared.paths import expanded, there_is_no
+from captioner.shared.paths import absolute, expanded, there_is_no
 
 _OPEN_FILES = 128  # tar files that a process keeps open
 
@@ -65,7 +65,7 @@ class ImageStore:
             paths = [path for path in matches if path.is_dir() or ".tar" in path.name.lower()]
         if not paths:
             raise DataError(there_is_no("folder or tar file", self.pattern))
-        self._folders = [_normal(path) for path in paths if path.is_dir()]
+        self._folders = [absolute(path) for path in paths if path.is_dir()]
         for path in paths:
             if not path.is_dir():
                 self._index(path)
@@ -124,7 +124,7 @@ class ImageStore:
         if name in self._members:
             return self._members[name]
         for folder in self._folders:
-            path = _normal(folder / name)
+            path = absolute(folder / name)
             if path.is_relative_to(folder) and path.is_file():
                 return Member(path, 0, path.stat().st_size)
         return None
@@ -184,11 +184,6 @@ class CaptionedImage:
     def mentions_left_or_right(self) -> bool:
         """Whether a caption mentions left or right, so that the image must not be mirrored."""
         return any(_SIDED.search(caption) for caption in self.captions)
-
-
-def _normal(path: Path) -> Path:
-    """Return an absolute path without `..`. Links are not followed."""
-    return Path(os.path.abspath(path))  # noqa: PTH100 - Path.resolve follows links
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ def stage_objectives(recipe: Recipe, stage: Stage, corpus: Corpus) -> dict[str, 
             objectives[name] = classes[name].build(setting, recipe, corpus)
         except CaptionerError:
             raise
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"objectives {name}: the setting {setting!r} is invalid ({error})"
             ) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.errors import DataError
-from captioner.shared.paths import expanded
+from captioner.shared.paths import absolute, expanded
 from captioner_training.prepare.columns import Columns
 from captioner_training.prepare.files import (
     Found,
@@ -27,7 +27,6 @@ from captioner_training.prepare.folders import list_folder
 from captioner_training.prepare.problems import Problems, clean_caption, valid_text
 from captioner_training.prepare.splits import (
     Fractions,
-    absolute,
     common_folder,
     keep_rank,
     split_in_folders,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from captioner.errors import ConfigError
+from captioner.shared.paths import absolute
 
 SPLIT_NAMES = {
     "train": "train",
@@ -58,11 +59,6 @@ def split_in_stem(stem: str) -> str | None:
     """Return the only split among the words of a file name, as in captions_train2014.json."""
     splits = {SPLIT_NAMES.get(word.lower()) for word in _WORD.findall(stem)} - {None}
     return splits.pop() if len(splits) == 1 else None
-
-
-def absolute(path: Path) -> Path:
-    """Return an absolute path without `..`. Links are not followed: targets may be hashes."""
-    return Path(os.path.abspath(path))  # noqa: PTH100 - Path.resolve follows links
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
