@@ -259,7 +259,8 @@ class Caption:
     @property
     def is_unfamiliar(self) -> bool:
         """Whether the photo is unlike the training photos; False if familiarity is unknown."""
-        return self.familiarity is not None and self.familiarity < UNFAMILIAR
+        # Rounded as in records, so that programs that read records get the same result.
+        return self.familiarity is not None and round(self.familiarity, 4) < UNFAMILIAR
 
     def find_word(self, word: str | int | None = None) -> int:
         """Return a word's index in `words`.

@@ -259,6 +259,15 @@ def test_records_without_words_of_alternatives_and_with_marks_are_read(caption: 
     assert [word.doubtful for word in read.words] == [True, False, False, False, False, False]
 
 
+@pytest.mark.parametrize(("familiarity", "unfamiliar"), [(0.00994, True), (0.00996, False)])
+def test_a_record_is_as_unfamiliar_as_its_caption(
+    caption: Caption, familiarity: float, unfamiliar: bool
+) -> None:
+    caption = replace(caption, familiarity=familiarity)
+    assert caption.is_unfamiliar is unfamiliar
+    assert Caption.from_record(caption.record()).is_unfamiliar is unfamiliar
+
+
 def test_a_word_is_doubtful_by_its_trust_alone() -> None:
     word = Word(text="of", probability=0.01, gate=0.0, effect=-0.3)
     for trust, is_other, is_subject in (
