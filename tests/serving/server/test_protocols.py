@@ -127,7 +127,8 @@ def test_openai_gets_the_sentence_whole_or_in_a_stream(
     assert "".join(text) == sentence
     assert [chunk.choices[0].finish_reason for chunk in answered[-2:]] == [None, "stop"]
     assert usage.choices == [] and usage.usage == whole.usage
-    assert all(chunk.choices for chunk in create(**asked))  # clients read the first one unasked
+    for unasked in {}, {"stream_options": {"include_usage": False}}:
+        assert all(chunk.choices for chunk in create(**asked, **unasked))  # clients read the first
 
 
 def test_both_list_the_models(

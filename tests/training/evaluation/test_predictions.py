@@ -51,12 +51,12 @@ def texts(read: Captions, split: list[CaptionedImage] = SPLIT) -> list[str | Non
 
 
 def test_coco_results_and_outputs_of_the_batch_are_read(tmp_path: Path) -> None:
-    """A null caption has no words."""
+    """A null caption has no words. A photo whose sidecar failed has both caption and error."""
     said = ["a dog runs", "two cats", "a ball"]
     read = read_predictions(results(tmp_path / "R.JSON", SPLIT, said), SPLIT)
     assert read.texts == said and read.facts["problems"] == []
     rows = [
-        {"image": "photos/seven.jpg", "caption": "a dog", "error": None},
+        {"image": "photos/seven.jpg", "caption": "a dog", "error": "output-error"},
         {"image": "photos/eight.jpg", "caption": None, "error": None},
         {"image": "photos/nine.jpg", "caption": None, "error": "image-error"},
     ]

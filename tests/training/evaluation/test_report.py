@@ -195,6 +195,7 @@ def test_photos_whose_captions_changed_most_have_both_captions(
     for at, row in enumerate(other["per_image"]):
         change = 30.0 * (at - 1) if at < 4 else 0.0
         row["caption"], row["CIDEr"] = f"رجل يركب {at}", row["CIDEr"] - change
+    other["checkpoint"]["name"] = "left|right"
     (tmp_path / "other.json").write_text(json.dumps(other))
     same = evaluated.report / "report.json"
     command = ("--compare", same, tmp_path / "other.json", "--report", tmp_path)
@@ -209,6 +210,7 @@ def test_photos_whose_captions_changed_most_have_both_captions(
     low, high = part["intervals"]["CIDEr"]
     assert part["CIDEr"] == pytest.approx(12)
     assert f"+12.0 <i>[{low:.1f}, {high:.1f}]" in page
+    assert "|  | left\\|right, version 1 | difference |" in (tmp_path / "report.md").read_text()
 
 
 def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
