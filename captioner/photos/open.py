@@ -17,7 +17,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple
 
 from PIL import ExifTags, Image, ImageFile
@@ -128,19 +128,20 @@ def _stream(source: FileSource, name: str) -> Iterator[BinaryIO]:
     if isinstance(source, str) and is_web_address(source):
         raise errors.ImageNotFoundError(f"{name} is a link, not followed: download it first")
     stream: BinaryIO
-    with ExitStack() as stack:
-        try:
-            if isinstance(source, bytes):
-                stream = io.BytesIO(source)
-            else:  # not with Path, because Path("") is a folder
-                stream = stack.enter_context(open(source, "rb"))  # noqa: PTH123
+    try:
+        if isinstance(source, bytes):
+            stream = io.BytesIO(source)
+        else:  # not with Path, because Path("") is a folder
+            stream = open(source, "rb")  # noqa: PTH123, SIM115
             if not stream.seekable():
-                stream = io.BytesIO(stream.read(LARGEST_FILE + 1))
-        except (OSError, ValueError) as error:  # ValueError: a path with NUL
-            reason = getattr(error, "strerror", None) or error
-            raise errors.ImageNotFoundError(
-                f"{name} cannot be read ({reason}): check the path"
-            ) from error
+                with stream:  # a pipe: its writer need not wait until the photo is decoded
+                    stream = io.BytesIO(stream.read(LARGEST_FILE + 1))
+    except (OSError, ValueError) as error:  # ValueError: a path with NUL
+        reason = getattr(error, "strerror", None) or error
+        raise errors.ImageNotFoundError(
+            f"{name} cannot be read ({reason}): check the path"
+        ) from error
+    with stream:
         try:
             size = stream.seek(0, io.SEEK_END)
             stream.seek(0)

@@ -101,8 +101,8 @@ def there_is_no(what: str, path: Path) -> str:
     'there is no folder /nowhere/photos: /nowhere does not exist'
     """
     text = f"there is no {what} {path}"
-    if path.exists():
-        return f"{path} is not a {what}: name another"
+    if what == "file" and os.path.isdir(path):  # noqa: PTH112 - Path.is_dir may raise
+        return f"{path} is not a file but a folder"
     try:
         near = _nearest(path.name, (entry.name for entry in path.parent.iterdir()))
     except OSError:

@@ -211,10 +211,11 @@ class Trust:
             for name, array in tensors.items():
                 if not np.isfinite(array).all():
                     raise ValueError(f"{name} has values that are not finite")
-                part, _, stored = name.partition(".")
-                is_float = array.dtype.kind == "f"
-                field = _FIELDS.get(stored, stored)
-                parts[part][field] = array.astype(np.float32) if is_float else array
+                part, dot, stored = name.partition(".")
+                if dot:
+                    is_float = array.dtype.kind == "f"
+                    field = _FIELDS.get(stored, stored)
+                    parts[part][field] = array.astype(np.float32) if is_float else array
             trust = cls(
                 familiarity=Familiarity(**parts["familiarity"]),
                 word_features=WordFeatures(**parts["sight"]),

@@ -217,8 +217,8 @@ def test_greedy_search_stops_when_all_captions_have_ended() -> None:
 
 def test_consensus_chooses_from_the_whole_beam() -> None:
     class Reverse:
-        def order(self, features: Tensor, beams: list[list[list[int]]]) -> list[list[int]]:
-            return [[*range(len(beam))][::-1] for beam in beams[: len(features)]]
+        def rank(self, _features: Tensor, beams: list[list[Any]], _tokens: object) -> Any:
+            return [beam[::-1] for beam in beams]
 
     model, images = Historian(), features(1, 2, 3)
     config = GenerationConfig(beam_size=4, captions=4, maximum_length=6, consensus=False)

@@ -1,4 +1,4 @@
-"""`vision.image` returns the picture that a viewer shows, or raises a clear error.
+"""`open_image` returns the picture that a viewer shows, or raises a clear error.
 
 The pictures are drawn here; what they are compared with is the drawing itself, before it was
 turned, compressed or cut.
@@ -6,11 +6,13 @@ turned, compressed or cut.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import struct
 import warnings
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from PIL import Image, ImageChops, ImageStat
@@ -253,6 +255,23 @@ def test_the_limit_counts_the_photo_itself(kind):
         open_image(data, max_pixels=64 * 48 - 1, at_least=8)
     with pytest.raises(ImageTooLargeError):
         open_image(draw(), max_pixels=64 * 48 - 1)
+
+
+def test_a_pipe_is_closed_before_its_photo_is_decoded(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refused = []
+
+    def write_again(_pixels: int) -> None:
+        with pytest.raises(OSError) as raised:
+            os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        refused.append(raised.value.errno)
+
+    writer = Thread(target=pipe.write_bytes, args=[encode(draw(), "PNG")])
+    writer.start()
+    open_image(pipe, admit=write_again)
+    writer.join()
+    assert refused == [errno.ENXIO]  # nobody reads
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "GIF"])

@@ -63,6 +63,7 @@ def conclude(recipe: Recipe, *, out: Path, device: torch.device) -> None:
     with attempt("data"):
         origin = load_initial(recipe)
         words = origin.vocabulary if origin else None
+        del origin  # its model takes memory
         corpus = read_corpus(recipe, out=out, origin=words, drawn=True)
     if corpus is None:
         return

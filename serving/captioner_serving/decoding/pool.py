@@ -153,7 +153,9 @@ class Reader(Closing):
 
     def _submit_group(self, group: Sequence[Readable]) -> Future[list[Decoded | CaptionerError]]:
         output = Square(self._transform)
-        lane = self._lane(group[0], [output])  # a photo with a `url` is alone
+        lane, _, fetching = self._lanes()
+        if self._fetching and hasattr(group[0], "url"):  # which is alone
+            lane = fetching
         return lane.submit(lambda process: process.decode_together(group, output))
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ def stage_sampler(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StageBatches:
     """The batches of a stage of a recipe. Each process gets its share of every batch.
 

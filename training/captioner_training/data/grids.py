@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -86,9 +87,11 @@ class CachedGrids:
             ready = prepare_encoder(copy.deepcopy(encoder), device=processes.device, dtype=dtype)
             size = grids._per_file
             part = [image for n in mine for image in images[n * size : (n + 1) * size]]
-            loader = split_loader(part, transform, workers=workers, batch_size=_BATCH)
-            encoded = _encode(ready, loader, transform, processes.device)
-            grids._write(mine, encoded, quiet=not processes.main)
+            with closing(
+                split_loader(part, transform, workers=workers, batch_size=_BATCH)
+            ) as loader:
+                encoded = _encode(ready, loader, transform, processes.device)
+                grids._write(mine, encoded, quiet=not processes.main)
         processes.wait()
         return grids
 

@@ -39,7 +39,7 @@ def _end_workers() -> None:
         batches.close()
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class ImageDataset:
     """Pixels (3, S, S) uint8, decoded and augmented in the loader's workers.
 

@@ -131,14 +131,16 @@ def evaluate(arguments: argparse.Namespace) -> Evaluation:
         },
     }
     others = [_load_other(load, name, source, report) for name in arguments.compare]
-    boxes = _read_boxes(arguments, source, images)
+    boxes = [
+        None if isinstance(model, Evaluation) else _read_boxes(arguments, model, images)
+        for model in (source, *others)
+    ]
 
-    evaluation = measure(source, images, arguments, report=report, boxes=boxes)
+    evaluation = measure(source, images, arguments, report=report, boxes=boxes[0])
     options = argparse.Namespace(**{**vars(arguments), "style": None})
-    for other in others:
+    for other, places in zip(others, boxes[1:], strict=True):
         if isinstance(other, Captioner):
-            boxes = _read_boxes(arguments, other, images)
-            other = measure(other, images, options, report=report, boxes=boxes)
+            other = measure(other, images, options, report=report, boxes=places)
         evaluation.report.setdefault("comparisons", []).append(compare(evaluation, other))
         evaluation.others.append(other)
     return evaluation

@@ -107,12 +107,13 @@ class SelfCriticalCaptions(SamplingObjective):
     def rewards(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the CIDEr-D (B, K) of captions (B, K, T) of the images at positions (B,)."""
         if self._cider is None or self._numbers.device != tokens.device:
-            self._cider = CiderD(self._references, device=tokens.device)
+            cider = CiderD(self._references, device=tokens.device)
             # Word numbers of CiderD: of every token, (V,), and of the references, (N, R, T).
-            numbers = self._cider.number([[self.vocabulary.words]])[0, 0]
+            numbers = cider.number([[self.vocabulary.words]])[0, 0]
             numbers[PAD] = -1
             self._numbers = numbers.to(tokens.device)
-            self._numbered = self._cider.number(self._references).int().to(tokens.device)
+            self._numbered = cider.number(self._references).int().to(tokens.device)
+            self._cider = cider
         captions = self._numbers[tokens[..., 1:]]
         rewards = self._cider.compare(captions, self._numbered[positions]).float()
         return rewards.to(tokens.device)
