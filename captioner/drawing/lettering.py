@@ -141,7 +141,8 @@ def dashed_rectangle(
     draw: ImageDraw.ImageDraw, box: Sequence[float], color: str, dash: float, width: float
 ) -> None:
     """Draw a dashed outline of a box, inclusive: it marks doubtful words without colour."""
-    left, top, right, bottom, dash, width = map(round, (*box, max(dash, 2), max(width, 1)))
+    left, top, right, bottom = map(round, box)
+    dash, width = max(2, round(dash)), max(1, round(width))
     for x in range(left, right, 2 * dash):
         end = min(x + dash - 1, right)
         draw.rectangle((x, top, end, top + width - 1), color)

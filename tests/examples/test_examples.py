@@ -171,6 +171,7 @@ def test_unseen_sentences_are_translated_exactly(tmp_path: Path) -> None:
     assert results["unseen ones exactly right"] == 1
 
 
+@pytest.mark.slow
 def test_an_ablation_trains_each_variant_once_and_prints_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

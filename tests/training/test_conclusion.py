@@ -130,6 +130,7 @@ def test_free_space_is_checked_before_the_first_step(
     folder.check_space(model, images=7)
 
 
+@pytest.mark.slow
 def test_parts_of_the_report_that_failed_are_made_by_the_same_command(
     run_main: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_parts_of_the_report_that_failed_are_made_by_the_same_command(
     assert len(train(run_main, place, out).splitlines()) == 1  # the run is finished
 
 
+@pytest.mark.slow
 def test_with_one_validation_photo_the_cross_entropy_chooses_the_epoch(
     run_main: Run, tmp_path: Path, tiny_file: Path
 ) -> None:

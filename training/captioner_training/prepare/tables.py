@@ -248,7 +248,7 @@ def coco_images(
 ) -> list[SourceImage]:
     """Read COCO's captions format; `split`, if given, replaces the splits in the image records."""
     listed = [
-        SourceImage(*image._replace(split=split or image.split))
+        SourceImage(**image._replace(split=split or image.split)._asdict())
         for image in parse_captions(content, name=name, report=problems.add)
     ]
     return _with_known_types(listed, name)
