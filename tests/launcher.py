@@ -142,7 +142,7 @@ class _Process:
 
 
 class _Forked(_Process):
-    """A process forked from the nursery. The nursery waits for it and sends its exit status."""
+    """A process forked by the nursery, which sends its exit status."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
         super().__init__(command)

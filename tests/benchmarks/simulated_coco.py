@@ -46,7 +46,7 @@ CALIBRATED = 16  # photos for the statistics of a random encoder
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated(StageBatches):
-    """Batches with the first `count` images in place of any number of images."""
+    """Batches that repeat the first `count` images."""
 
     count: int
 

@@ -271,7 +271,7 @@ def test_a_pipe_is_closed_before_its_photo_is_decoded(tmp_path: Path) -> None:
     writer.start()
     open_image(pipe, admit=write_again)
     writer.join()
-    assert refused == [errno.ENXIO]  # nobody reads
+    assert refused == [errno.ENXIO]  # the pipe has no reader
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "GIF"])

@@ -114,7 +114,7 @@ def link_states(out: Path) -> Path:
 
 
 def pair(*arguments: object) -> list[subprocess.Popen[str]]:
-    """Start two processes in process groups of their own, like torchrun but faster."""
+    """Start two processes, each in its own process group, faster than torchrun does."""
     world = {
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",

@@ -131,7 +131,7 @@ def test_the_cross_entropy_of_references_is_in_nats_per_token(
     captioner = Captioner(captioner.checkpoint, device="cpu", dtype="float32")
     # 14 tokens: "dog" has e^3 / (e^3 + 13), each other 1 / (e^3 + 13). Of the eight tokens of an
     # image's references, "a dog runs" and "the red ball" with their ends, one is "dog". The third
-    # image, in a batch of its own, has two in three.
+    # image is alone in the second batch. Two of the three tokens of its reference are "dog".
     total = math.log(math.exp(3) + 13)
     images[2] = replace(images[2], captions=("dog dog",), words=(("dog", "dog"),))
     report = measured(captioner, images[:3], calibration=True, beam_size=1).report

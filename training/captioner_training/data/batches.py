@@ -112,7 +112,7 @@ class StageBatches:
     """The batches of a stage of a recipe. Each process gets its share of every batch.
 
     photos: the training images.
-    grids: the grids of a frozen encoder, in place of the pixels of the photos.
+    grids: the cached grids of a frozen encoder; None: the pixels of the photos are loaded.
     any_style: the start token of the style `any`; None if `data.any_style` is 0.
     """
 
